@@ -1,0 +1,48 @@
+"""Attention over parts of the keys, merged exactly by log-sum-exp.
+
+softmax over all keys = sum over parts of softmax(part) * exp(lse(part)) / sum of exp(lse). The same identity
+is used by FlashDecoding and PRR (arXiv 2606.30389). Shapes: B batch, H heads, N queries, L keys, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def has_cpu_flash() -> bool:
+    """Whether this torch has the CPU flash kernel that also returns the log-sum-exp."""
+    return hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+
+
+def cpu_flash(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attends with query [B, H, N, D] over keys and values [B, H, L, D], strided views welcome.
+
+    Returns:
+        Output [B, H, N, D] in the input's dtype and log-sum-exp [B, H, N] in float32.
+    """
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, keys, values, 0.0, causal, scale=scaling
+    )
+    return out, lse
+
+
+def merge(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Merges outputs [..., N, D] with log-sum-exps [..., N] of disjoint keys."""
+    if len(parts) == 1:
+        return parts[0][0]
+    outs = torch.stack([out for out, _ in parts]).float()
+    return mix(outs, torch.stack([lse for _, lse in parts]), 0).to(parts[0][0].dtype)
+
+
+def mix(outs: torch.Tensor, lses: torch.Tensor, dim: int) -> torch.Tensor:
+    """Merges along one dimension: outs [..., D] float32 with lses [...], both with the parts at `dim`."""
+    weights = torch.softmax(lses, dim)
+    return (outs * weights[..., None]).sum(dim)

@@ -1,0 +1,50 @@
+"""Attention by torch's `scaled_dot_product_attention`: whatever kernel torch finds on the device."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from oval_core.attention.base import RowBackend, allowed, read
+from oval_core.attention.dense import dense_attention
+from oval_core.kv_pool import LayerStore
+from oval_core.values import LayerSpec, RowPlan
+
+
+class SdpaBackend(RowBackend):
+    """One fused call a row. Soft-capped layers, which SDPA cannot do, go through matrix products."""
+
+    name = "sdpa"
+    description = "torch SDPA a row: the default on CUDA and MPS"
+
+    def attend_row(
+        self,
+        query: torch.Tensor,
+        store: LayerStore,
+        row: RowPlan,
+        spec: LayerSpec,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attends with one row; see `RowBackend.attend_row`."""
+        keys, values = read(store.keys, row.segments), read(store.values, row.segments)
+        mask = _mask(row, spec, query.device) if bias is None else None
+        if spec.softcap is not None:
+            return dense_attention(query, keys, values, spec, mask, bias)
+        causal = bias is None and mask is None and row.num_new > 1
+        out = F.scaled_dot_product_attention(
+            query[None],
+            keys[None],
+            values[None],
+            attn_mask=mask if bias is None else bias.to(query.dtype),
+            is_causal=causal,
+            scale=spec.scaling,
+            enable_gqa=query.shape[0] != keys.shape[0],
+        )
+        return out[0]
+
+
+def _mask(row: RowPlan, spec: LayerSpec, device: torch.device) -> torch.Tensor | None:
+    window_binds = spec.window is not None and row.length > spec.window
+    if row.is_plain and not window_binds and row.num_new in (1, row.length):
+        return None  # one query sees all keys; a first prefill is plainly causal
+    return allowed(row, spec.window, device)

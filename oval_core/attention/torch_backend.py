@@ -1,0 +1,163 @@
+"""The fast path on a CPU: the flash kernel on strided views of the pool, split over keys; else matrix products.
+
+Shapes: B rows, T queries, H heads, K KV heads, G = H / K, L keys, P parts, N new tokens, D head dim.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from oval_core.attention.base import (
+    RowBackend,
+    allowed,
+    read,
+    segment_size,
+    split_segments,
+)
+from oval_core.attention.dense import dense_attention
+from oval_core.attention.partial import cpu_flash, has_cpu_flash, merge, mix
+from oval_core.kv_pool import LayerStore
+from oval_core.values import LayerSpec, RowPlan, Segment, StepPlan
+
+_MIN_PART = 256
+"""Keys of a part below which splitting costs more than an idle core."""
+
+
+class TorchBackend(RowBackend):
+    """Reads K and V where they lie: no copy, no repeated KV head, no T x T mask."""
+
+    name = "torch"
+    description = (
+        "strided flash kernel on CPU, grouped matrix products elsewhere: the default on a CPU"
+    )
+
+    def attend(
+        self, query: torch.Tensor, store: LayerStore, plan: StepPlan, spec: LayerSpec
+    ) -> torch.Tensor:
+        """Attends over all rows at once where they lie evenly, else row by row."""
+        if plan.num_queries == 1 and plan.bias is None and _flashable(query, store, spec):
+            lone = len(plan.rows) == 1 and plan.rows[0].is_plain
+            if lone and plan.rows[0].num_new and len(plan.rows[0].segments) == 1:
+                part = _windowed(plan.rows[0], spec.window)[0]
+                if isinstance(part, slice):
+                    return _decode(query, store, part.start, 0, segment_size(part), spec.scaling)
+            elif plan.stride is not None:
+                length = plan.rows[0].length
+                first, stride = plan.stride
+                skip = 0 if spec.window is None else max(0, length - spec.window)
+                return _decode(query, store, first + skip, stride, length - skip, spec.scaling)
+        return super().attend(query, store, plan, spec)
+
+    def attend_row(
+        self,
+        query: torch.Tensor,
+        store: LayerStore,
+        row: RowPlan,
+        spec: LayerSpec,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attends with one row; see `RowBackend.attend_row`."""
+        window_binds = spec.window is not None and row.length > spec.window
+        masked = window_binds and row.num_new > 1
+        if bias is None and row.is_plain and not masked and _flashable(query, store, spec):
+            return _flash_row(query, store, row, spec)
+        keys, values = read(store.keys, row.segments), read(store.values, row.segments)
+        seen = None
+        if bias is None and (row.num_new > 1 or window_binds or not row.is_plain):
+            seen = allowed(row, spec.window, query.device)
+        return dense_attention(query, keys, values, spec, seen, bias)
+
+
+def _flashable(query: torch.Tensor, store: LayerStore, spec: LayerSpec) -> bool:
+    return (
+        query.device.type == "cpu"
+        and spec.softcap is None
+        and store.keys.shape[2] == store.values.shape[2]
+        and has_cpu_flash()
+    )
+
+
+def _windowed(row: RowPlan, window: int | None) -> tuple[Segment, ...]:
+    if window is None or row.length <= window:
+        return row.segments
+    return split_segments(row.segments, row.length - window)[1]
+
+
+def _decode(
+    query: torch.Tensor, store: LayerStore, first: int, stride: int, length: int, scaling: float
+) -> torch.Tensor:
+    """One query a row over equally long runs that start at first, first + stride, ...: [B, 1, H, D].
+
+    The kernel shares (batch, head) pairs out among cores. Few KV heads leave cores idle, so the keys are then
+    cut into P equal parts, each taken for a head of its own, and merged by log-sum-exp.
+    """
+    batch, heads, _, dim = query.shape
+    kv_heads, slots, _ = store.keys.shape
+    grouped = query.reshape(batch, kv_heads, heads // kv_heads, dim)
+    parts = _num_parts(batch * kv_heads, length)
+
+    def view(tensor: torch.Tensor, start: int, count: int, cuts: int) -> torch.Tensor:
+        # [B, K, P, count, D] over the pool [K, S, D]
+        return tensor.as_strided(
+            (batch, kv_heads, cuts, count, dim),
+            (stride * dim, slots * dim, count * dim, dim, 1),
+            tensor.storage_offset() + (first + start) * dim,
+        )
+
+    def flash(start: int, count: int, cuts: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = view(store.keys, start, count, cuts), view(store.values, start, count, cuts)
+        q = grouped[row, :, None].expand(-1, cuts, -1, -1)
+        return cpu_flash(q, keys[row], values[row], scaling, False)  # [K, P, G, D], [K, P, G]
+
+    if parts == 1:
+        keys, values = view(store.keys, 0, length, 1), view(store.values, 0, length, 1)
+        out, _ = cpu_flash(grouped, keys[:, :, 0], values[:, :, 0], scaling, False)
+        return out.reshape(batch, 1, heads, dim)
+    size = length // parts
+    rest = length - size * parts
+    rows = []
+    for row in range(batch):
+        results = [flash(0, size, parts, row)]
+        if rest:
+            results.append(flash(size * parts, rest, 1, row))
+        outs = torch.cat([out for out, _ in results], 1).float()
+        rows.append(mix(outs, torch.cat([lse for _, lse in results], 1), 1))
+    return torch.stack(rows).to(query.dtype).view(batch, 1, heads, dim)
+
+
+def _num_parts(num_tasks: int, length: int) -> int:
+    threads = torch.get_num_threads()
+    if num_tasks % threads == 0 or num_tasks >= 4 * threads:
+        return 1
+    return min(threads, max(1, length // _MIN_PART))
+
+
+def _flash_row(
+    query: torch.Tensor, store: LayerStore, row: RowPlan, spec: LayerSpec
+) -> torch.Tensor:
+    """New tokens [H, N, D] over old keys (all seen) and each other (causal), merged: [H, N, D]."""
+    heads, count, dim = query.shape
+    kv_heads = store.keys.shape[0]
+    grouped = query.reshape(kv_heads, heads // kv_heads, count, dim)
+    if count == 1:
+        old = _windowed(row, spec.window)
+    else:
+        old, new = split_segments(row.segments, row.length - count)
+    results = [_flash_seen(grouped, store, part, spec.scaling) for part in old]
+    if count > 1:
+        # [K, L, D] -> [K, G, L, D] without a copy: the group dimension has stride 0
+        keys = read(store.keys, new)[:, None].expand(-1, heads // kv_heads, -1, -1)
+        values = read(store.values, new)[:, None].expand(-1, heads // kv_heads, -1, -1)
+        results.append(cpu_flash(grouped, keys, values, spec.scaling, True))
+    return merge(results).reshape(heads, count, dim)
+
+
+def _flash_seen(
+    grouped: torch.Tensor, store: LayerStore, part: Segment, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    # Every query sees every key, so the G * N queries of a KV head are one block: keys are read once.
+    kv_heads, group, count, dim = grouped.shape
+    block = grouped.reshape(kv_heads, 1, group * count, dim)
+    keys, values = read(store.keys, (part,))[:, None], read(store.values, (part,))[:, None]
+    out, lse = cpu_flash(block, keys, values, scaling, False)
+    return out.view(kv_heads, group, count, dim), lse.view(kv_heads, group, count)

@@ -1,0 +1,311 @@
+"""Owns the pages of a batch: append, commit, truncate, reorder. Plain integers; moves of K/V are returned, not made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from oval_core.config import MAX_PAGE_SIZE
+from oval_core.page_layout import Relayout, plan_relayout
+from oval_core.pages import Page, PageKind, SequencePages, merge_runs
+from oval_core.slot_allocator import SlotAllocator
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Slots given to new tokens, in token order. They are tentative until `commit`."""
+
+    slots: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCopy:
+    """K/V to copy from slots `src` to slots `dst`, pairwise; the two sets are disjoint."""
+
+    src: list[int]
+    dst: list[int]
+
+
+class PageTable:
+    """Pages of every sequence of a batch over one pool of slots.
+
+    The order of calls is: `make_room` (may move everything), `append`, then `commit` or `truncate`.
+    Pages partition the tokens of a sequence, always; sealed pages may be shared between sequences.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.sequences: list[SequencePages] = []
+        self._allocator = SlotAllocator()
+        self._next_page_id = 0
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the pool."""
+        return self._allocator.num_slots
+
+    @property
+    def num_free(self) -> int:
+        """Slots that belong to no page."""
+        return self._allocator.num_free
+
+    @property
+    def num_used(self) -> int:
+        """Slots that belong to a page, vacant places of open pages included."""
+        return self._allocator.num_used
+
+    def pages(self) -> list[Page]:
+        """Every page once, shared pages too."""
+        return list({page.page_id: page for seq in self.sequences for page in seq.pages}.values())
+
+    def open_sequences(self, count: int) -> None:
+        """Starts `count` empty sequences; the table must be empty."""
+        assert not self.sequences, "the table already has sequences"
+        self.sequences = [SequencePages() for _ in range(count)]
+
+    def text_regions(self, row: int, count: int) -> list[int]:
+        """Sizes of the regions that `append(row, count)` will take."""
+        tail = self.sequences[row].tail
+        room = len(tail.vacant()) if tail is not None else 0
+        return [self.page_size] * -(-max(count - room, 0) // self.page_size)
+
+    def copy_regions(self, count: int) -> list[int]:
+        """Sizes of the regions that `count` forks, or cuts of shared pages, take at most."""
+        return [MAX_PAGE_SIZE] * count
+
+    def make_room(self, regions: Sequence[int], reserve: int = 0) -> Relayout | None:
+        """Makes sure that regions of these sizes can be allocated.
+
+        Args:
+            regions: from `text_regions` or `copy_regions`, or the sizes of image pages.
+            reserve: slots to set aside for each row, if the pool has to grow.
+        Returns:
+            The move that the caller must apply to K/V before anything is written, or None.
+        """
+        if self._allocator.fits(regions):
+            return None
+        relayout = plan_relayout(self.sequences, max(regions), sum(regions), reserve)
+        for page in self.pages():
+            page.move(relayout.base_of[page.page_id])
+        for seq in self.sequences:
+            seq.changed()
+        self._allocator = SlotAllocator(relayout.num_slots)
+        for page in self.pages():
+            assert self._allocator.allocate(page.capacity, near=page.base) == page.base
+        return relayout
+
+    def append(self, row: int, count: int) -> Appended:
+        """Adds `count` text tokens to the open page and, as that fills, to new ones."""
+        seq = self.sequences[row]
+        slots: list[int] = []
+        upwards = True
+        while len(slots) < count:
+            page = seq.tail or self._open_page(row, self.page_size, "text")
+            taken = page.vacant()[: count - len(slots)]
+            upwards = upwards and (not page.slots or page.slots[-1] < taken[0])
+            first = seq.length + len(slots)
+            page.slots += taken
+            page.tokens += range(first, first + len(taken))
+            page.version += 1
+            page.sealed = len(page) == page.capacity
+            slots += taken
+        seq.length += count
+        if upwards:
+            seq.grew(slots)
+        else:  # places freed by rejected tokens were taken again
+            seq.changed()
+        return Appended(slots)
+
+    def append_sets(self, row: int, groups: Sequence[Sequence[int]]) -> Appended:
+        """Adds the tokens of one image as sealed pages of any shape.
+
+        Args:
+            row: the sequence.
+            groups: a partition of range(n): places, in token order, of each page's tokens; 1..32 a page.
+        """
+        count = sum(len(group) for group in groups)
+        places = sorted(place for group in groups for place in group)
+        assert places == list(range(count)), "groups do not partition the new tokens"
+        assert all(1 <= len(group) <= MAX_PAGE_SIZE for group in groups), "page size out of 1..32"
+        seq = self.sequences[row]
+        if seq.tail is not None:
+            seq.tail.sealed = True
+        slots = [0] * count
+        for group in groups:
+            page = self._open_page(row, len(group), "image")
+            page.tokens = [seq.length + place for place in sorted(group)]
+            page.slots = list(range(page.base, page.base + page.capacity))
+            page.sealed = True
+            for place, slot in zip(sorted(group), page.slots, strict=True):
+                slots[place] = slot
+        seq.length += count
+        seq.changed()
+        return Appended(slots)
+
+    def commit(self, row: int, accepted: int | Sequence[int]) -> None:
+        """Makes tentative tokens count and frees the rest.
+
+        Args:
+            row: the sequence.
+            accepted: how many of the tentative tokens, from the first; or, for a token tree, the places of
+                the accepted ones, ascending. They become the next tokens, where they are: no K/V moves.
+        """
+        seq = self.sequences[row]
+        if isinstance(accepted, int):
+            assert 0 <= accepted <= seq.num_tentative, "more accepted than drafted"
+            copies = self.truncate(row, seq.num_committed + accepted)
+            assert not copies.src, "tentative tokens sit in pages of their own sequence only"
+        else:
+            self._keep_tentative(seq, accepted)
+        seq.num_committed = seq.length
+
+    def truncate(self, row: int, length: int) -> SlotCopy:
+        """Drops the tokens [length, seq.length); returns the K/V to copy where a shared page was cut."""
+        seq = self.sequences[row]
+        assert 0 <= length <= seq.length, "cannot truncate to more than there is"
+        copies = SlotCopy([], [])
+        if length == seq.length:
+            return copies
+        for index in range(len(seq.pages) - 1, -1, -1):
+            page = seq.pages[index]
+            kept = [i for i, token in enumerate(page.tokens) if token < length]
+            if not kept:
+                self._release(seq.pages.pop(index))
+            elif len(kept) < len(page):
+                if page.num_refs > 1:
+                    page = self._copy_page(seq, index, copies)
+                page.keep(kept)
+            elif page.kind == "text":
+                break
+        seq.length = length
+        seq.num_committed = min(seq.num_committed, length)
+        self._reopen(seq)
+        seq.changed()
+        return copies
+
+    def reorder(self, rows: Sequence[int]) -> SlotCopy:
+        """Replaces the batch by sequences[rows[0]], sequences[rows[1]], ...; rows may repeat (a fork).
+
+        Sealed pages are shared; only the open page of a repeated row is copied.
+        """
+        old = self.sequences
+        assert all(seq.num_tentative == 0 for seq in old), "reorder between commits only"
+        copies = SlotCopy([], [])
+        self.sequences = []
+        taken: set[int] = set()
+        for row in rows:
+            if row not in taken:
+                self.sequences.append(old[row])
+                taken.add(row)
+            else:
+                self.sequences.append(self._fork(old[row], copies))
+        for row in set(range(len(old))) - taken:
+            for page in old[row].pages:
+                self._release(page)
+        return copies
+
+    def fork(self, row: int) -> SlotCopy:
+        """Adds a sequence that starts as a copy of `row`."""
+        return self.reorder([*range(len(self.sequences)), row])
+
+    def reset(self) -> None:
+        """Drops every sequence; the slots stay."""
+        self.sequences = []
+        self._allocator = SlotAllocator(self.num_slots)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if an invariant of the table does not hold."""
+        self._allocator.check_integrity()
+        refs: dict[int, int] = {}
+        for seq in self.sequences:
+            tokens = sorted(token for page in seq.pages for token in page.tokens)
+            assert tokens == list(range(seq.length)), "pages do not partition the tokens"
+            assert 0 <= seq.num_committed <= seq.length
+            assert all(page.sealed for page in seq.pages[:-1]), "an open page is not the last"
+            for page in seq.pages:
+                refs[page.page_id] = refs.get(page.page_id, 0) + 1
+            walked = merge_runs([run for page in seq.pages for run in page.runs()])
+            assert seq.runs() == walked, "remembered runs are stale"
+        owner: dict[int, int] = {}
+        for page in self.pages():
+            region = range(page.base, page.base + page.capacity)
+            assert page.num_refs == refs[page.page_id], "wrong reference count"
+            assert page.sealed or page.num_refs == 1, "an open page is shared"
+            assert 1 <= len(page) <= page.capacity <= MAX_PAGE_SIZE
+            assert len(set(page.slots)) == len(page) == len(page.tokens)
+            assert all(slot in region for slot in page.slots)
+            assert not owner.keys() & set(region), "a slot belongs to two pages"
+            owner.update(dict.fromkeys(region, page.page_id))
+        assert len(owner) == self.num_used and self.num_used + self.num_free == self.num_slots
+
+    def _open_page(self, row: int, capacity: int, kind: PageKind) -> Page:
+        seq = self.sequences[row]
+        if seq.pages:
+            near = seq.pages[-1].base + seq.pages[-1].capacity
+        else:
+            near = row * (self.num_slots // len(self.sequences))
+        page = self._new_page(capacity, kind, near)
+        seq.pages.append(page)
+        return page
+
+    def _new_page(self, capacity: int, kind: PageKind, near: int) -> Page:
+        base = self._allocator.allocate(capacity, near)
+        assert base is not None, "append without make_room"
+        self._next_page_id += 1
+        return Page(self._next_page_id, base, capacity, kind)
+
+    def _copy_page(self, seq: SequencePages, index: int, copies: SlotCopy) -> Page:
+        old = seq.pages[index]
+        new = self._new_page(old.capacity, old.kind, old.base + old.capacity)
+        new.slots = [slot - old.base + new.base for slot in old.slots]
+        new.tokens = list(old.tokens)
+        new.sealed = old.sealed
+        copies.src.extend(old.slots)
+        copies.dst.extend(new.slots)
+        seq.pages[index] = new
+        self._release(old)
+        return new
+
+    def _fork(self, seq: SequencePages, copies: SlotCopy) -> SequencePages:
+        child = SequencePages()
+        child.pages = list(seq.pages)
+        child.length = child.num_committed = seq.length
+        child.changed()
+        for page in child.pages:
+            page.num_refs += 1
+        if seq.tail is not None:
+            self._copy_page(child, len(child.pages) - 1, copies)
+        return child
+
+    def _keep_tentative(self, seq: SequencePages, accepted: Sequence[int]) -> None:
+        assert list(accepted) == sorted(set(accepted)), "accepted places must ascend"
+        assert not accepted or accepted[-1] < seq.num_tentative, "accepted place out of range"
+        first = seq.num_committed
+        new_index = {first + place: first + rank for rank, place in enumerate(accepted)}
+        for index in range(len(seq.pages) - 1, -1, -1):
+            page = seq.pages[index]
+            if max(page.tokens) < first and page.kind == "text":
+                break
+            kept = [i for i, t in enumerate(page.tokens) if t < first or t in new_index]
+            if not kept:
+                self._release(seq.pages.pop(index))
+                continue
+            page.keep(kept)
+            page.tokens = [new_index.get(token, token) for token in page.tokens]
+        for page in seq.pages[:-1]:
+            page.sealed = True
+        seq.length = first + len(accepted)
+        self._reopen(seq)
+        seq.changed()
+
+    def _reopen(self, seq: SequencePages) -> None:
+        # A text page that lost its end takes tokens again, as if the end had never come.
+        if seq.pages:
+            last = seq.pages[-1]
+            if last.kind == "text" and last.num_refs == 1:
+                last.sealed = len(last) == last.capacity
+
+    def _release(self, page: Page) -> None:
+        page.num_refs -= 1
+        if page.num_refs == 0:
+            self._allocator.free(page.base, page.capacity)

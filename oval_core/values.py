@@ -1,0 +1,98 @@
+"""The frozen values that stages hand to each other. Shapes: B rows, T queries a row, H heads, K KV heads, D head dim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from oval_core.pages import Run
+
+Segment = slice | torch.Tensor
+"""Slots read together: a slice of the pool (no copy), or an index tensor (gathered)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowRequest:
+    """What one row brings to a forward.
+
+    Attributes:
+        num_new: tokens to append; less than T where the row is padded.
+        query_places: places of those tokens among the T queries; None when they are all T.
+        hidden: bool [tokens cached before] true where this forward must not look; None when nowhere.
+    """
+
+    num_new: int
+    query_places: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """What one row reads in a forward, its own new tokens included.
+
+    Attributes:
+        num_new: tokens appended by this forward; they are the last `num_new` of the sequence.
+        length: keys that are read.
+        segments: where they are, in key order.
+        query_places: as in `RowRequest`.
+        key_tokens: [length] token index of each key; None when keys are in token order.
+        hidden: bool [length] true where no query may look; None when nowhere.
+    """
+
+    num_new: int
+    length: int
+    segments: tuple[Segment, ...]
+    query_places: torch.Tensor | None = None
+    key_tokens: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether causal order alone decides what a query sees."""
+        return self.key_tokens is None and self.hidden is None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward of a batch, made once and read by every layer.
+
+    Attributes:
+        num_queries: T, padding included.
+        rows: one plan a row.
+        write_run: slots of all new tokens, when they are one run of one unpadded row; else None.
+        slot_mapping: [N] slots of all new tokens, row after row; None with `write_run`.
+        source: [N] place of each in the flattened [B * T] input; None when they are all of it.
+        stride: (first slot, slots between rows), when all rows are equally long runs at equal distances.
+        bias: additive mask [B or 1, H or 1, T, length] given by the caller for this forward; None for causal.
+    """
+
+    num_queries: int
+    rows: tuple[RowPlan, ...]
+    write_run: slice | None = None
+    slot_mapping: torch.Tensor | None = None
+    source: torch.Tensor | None = None
+    stride: tuple[int, int] | None = None
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """How one layer attends.
+
+    Attributes:
+        scaling: factor on q.k.
+        window: a query sees itself and the `window - 1` tokens before it; None for all.
+        softcap: scores become softcap * tanh(score / softcap); None for none.
+    """
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PageSelection:
+    """What a policy chose: the runs of slots that each row reads."""
+
+    runs: tuple[tuple[Run, ...], ...]
