@@ -1,0 +1,291 @@
+"""`attach`: puts a Hugging Face model on the paged cache, and takes it off again without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from oval_adapters.families import decoder_family
+from oval_adapters.generate import wrap_generate
+from oval_adapters.hf_attention import register, unregister
+from oval_adapters.hf_cache import OvalCache
+from oval_adapters.load_config import load_config
+from oval_core.attention import create_backend
+from oval_core.config import OvalConfig
+from oval_core.errors import CacheMismatchError, UnsupportedModelError
+from oval_core.metrics import CacheCounters
+from oval_core.paged_cache import PagedCache
+from oval_core.policy import create_policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["Attachment", "attach"]
+
+_serial = itertools.count(1)
+
+
+def attach(
+    model: PreTrainedModel,
+    config: str | Path | Mapping[str, Any] | OvalConfig | None = None,
+) -> Attachment:
+    """Puts a model on the paged cache until `detach()` or the end of the `with` block.
+
+    While attached, `model.generate(...)` runs on OVAL; forwards with another cache, or with none, are untouched.
+
+        with attach(model) as oval:
+            model.generate(**inputs, max_new_tokens=64)
+            print(oval.stats())
+
+    Args:
+        model: a causal LM, or LLaVA, from transformers.
+        config: a shipped name, a YAML path, a mapping, an `OvalConfig`, or None for the defaults.
+    Raises:
+        UnsupportedModelError: OVAL cannot promise exact results for this model.
+        ConfigError: the configuration is wrong.
+        BackendUnavailableError: the backend that was asked for cannot run here.
+    """
+    return Attachment(model, load_config(config))
+
+
+class Attachment:
+    """A model on the paged cache. Made by `attach`; ended by `detach()` or `with`."""
+
+    def __init__(self, model: PreTrainedModel, config: OvalConfig) -> None:
+        self.model = model
+        self.config = config
+        self.counters = CacheCounters()
+        self._decoder = _decoder_of(model)
+        self._text_config = self._decoder.config
+        family = decoder_family(model.config)
+        self._windows = family.windows(self._text_config)
+        device = next(self._decoder.parameters()).device
+        self._backend = create_backend(config.backend, device)
+        self._policy = create_policy(config.policy)
+        self._name = f"oval-{next(_serial)}"
+        self._switch = _AttentionSwitch(self._text_config, self._name)
+        self._generating = threading.local()
+        self._patches: list[_Patch] = []
+        self._install()
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the model still runs on OVAL."""
+        return bool(self._patches)
+
+    @property
+    def backend(self) -> str:
+        """Name of the attention backend that `config.backend` was resolved to."""
+        return self._backend.name
+
+    def new_cache(self, reserve_tokens: int = 0) -> OvalCache:
+        """Returns an empty cache for this model, to pass as `cache=` to a forward or to `generate`.
+
+        Args:
+            reserve_tokens: tokens a row to set aside at the first forward; 0 grows by need.
+        """
+        reserve = self.config.reserve_tokens or reserve_tokens
+        paged = PagedCache(
+            self.config,
+            len(self._windows),
+            self._policy,
+            self._backend,
+            has_windows=any(window is not None for window in self._windows),
+            counters=self.counters,
+        )
+        return OvalCache(paged, self._text_config, self._windows, owner=self, reserve=reserve)
+
+    def owns(self, cache: object) -> bool:
+        """Whether a cache is one that this attachment made."""
+        return isinstance(cache, OvalCache) and cache.owner is self
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what this attachment did so far: plain numbers and names, ready for JSON."""
+        return {
+            "backend": self.backend,
+            "policy": self.config.policy,
+            "page_size": self.config.page_size,
+            **self.counters.to_dict(),
+        }
+
+    def detach(self) -> None:
+        """Takes the model off OVAL: hooks, attention registry and config are as they were. Twice is harmless."""
+        for patch in reversed(self._patches):
+            patch.undo()
+        if self._patches:
+            self._switch.restore()
+            unregister(self._name)
+        self._patches = []
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.detach()
+
+    @contextlib.contextmanager
+    def generating(self) -> Iterator[None]:
+        """Marks that `generate` runs with an OVAL cache: a forward without one is then an error."""
+        depth = getattr(self._generating, "depth", 0)
+        self._generating.depth = depth + 1
+        try:
+            yield
+        finally:
+            self._generating.depth = depth
+
+    def _install(self) -> None:
+        for module, name in ((self._decoder, "forward"), (self.model, "generate")):
+            if isinstance(getattr(module, name), _OvalCall):
+                raise UnsupportedModelError(
+                    "this model is attached already. Allowed: one attach at a time. Call detach() on the first."
+                )
+        register(self._name)
+        self._patches = [
+            _Patch(self._decoder, "forward", self._wrap_forward),
+            _Patch(self.model, "generate", functools.partial(wrap_generate, self)),
+        ]
+
+    def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self._forward(original, args, kwargs)
+
+    def _forward(
+        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """One forward of the decoder: plan, run on OVAL's attention, commit. Any error takes it back."""
+        if args:
+            kwargs = {**inspect.signature(original).bind_partial(*args).arguments, **kwargs}
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        if not isinstance(cache, OvalCache):
+            if getattr(self._generating, "depth", 0):
+                raise UnsupportedModelError(
+                    f"{type(self.model).__name__} dropped its OVAL cache in the middle of generate (Phi-3 does "
+                    "so where the text outgrows original_max_position_embeddings). Allowed: texts below that "
+                    "length. Shorten the text, or pass use_oval=False."
+                )
+            return original(**kwargs)
+        states = kwargs.get("inputs_embeds")
+        if states is None:
+            states = kwargs["input_ids"]
+        _check_call(kwargs)
+        cache.begin(
+            self, kwargs.get("attention_mask"), states.shape[0], states.shape[1], states.device
+        )
+        kwargs["attention_mask"] = states.new_empty(1, 1, 0, 0)  # 4-D: transformers builds no mask
+        try:
+            with self._switch:
+                output = original(**kwargs)
+        except BaseException:
+            cache.abort()
+            raise
+        cache.commit(output[0] if self.config.track_hidden else None)
+        return output
+
+
+class _OvalCall:
+    """A wrapped method, so that a second attach can tell."""
+
+    def __init__(self, call: Callable[..., Any], original: Callable[..., Any]) -> None:
+        self._call = call
+        functools.update_wrapper(self, original)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+
+class _Patch:
+    """Wraps a method on one instance; `undo` leaves the instance as it was."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        name: str,
+        wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+    ) -> None:
+        original = getattr(module, name)
+        self._module, self._name = module, name
+        self._value = _OvalCall(wrap(original), original)
+        self._before = module.__dict__.get(name)
+        module.__dict__[name] = self._value
+
+    def undo(self) -> None:
+        """Puts back what was there; refuses if someone else patched on top."""
+        if self._module.__dict__.get(self._name) is not self._value:
+            raise CacheMismatchError(
+                f"{type(self._module).__name__}.{self._name} was replaced after attach. Allowed: to undo "
+                "changes in the reverse order. Undo the later change first, then call detach()."
+            )
+        if self._before is None:
+            del self._module.__dict__[self._name]
+        else:
+            self._module.__dict__[self._name] = self._before
+
+
+class _AttentionSwitch:
+    """Sets the decoder's attention to OVAL's for the length of a forward: a property of the call, not the model.
+
+    Forwards of several threads may overlap; the first in sets it, the last out puts it back.
+    """
+
+    def __init__(self, text_config: Any, name: str) -> None:
+        self._config, self._name = text_config, name
+        self._before = text_config._attn_implementation
+        self._depth = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._depth == 0:
+                self._before = self._config._attn_implementation
+                self._config._attn_implementation = self._name
+            self._depth += 1
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0:
+                self._config._attn_implementation = self._before
+
+    def restore(self) -> None:
+        """Puts the attention back even if a forward never ended."""
+        with self._lock:
+            if self._config._attn_implementation == self._name:
+                self._config._attn_implementation = self._before
+
+
+def _decoder_of(model: PreTrainedModel) -> torch.nn.Module:
+    if not hasattr(model, "generate") or not hasattr(model, "get_decoder"):
+        raise UnsupportedModelError(
+            f"attach: got {type(model).__name__}. Allowed: a transformers model with generate(), such as "
+            "LlamaForCausalLM or LlavaForConditionalGeneration. Load one and pass it."
+        )
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModelError(
+            f"attach: got an encoder-decoder model ({model.config.model_type}). Allowed: decoders. "
+            "Run this model without OVAL."
+        )
+    return model.get_decoder()
+
+
+def _check_call(kwargs: dict[str, Any]) -> None:
+    if torch.is_grad_enabled():
+        raise CacheMismatchError(
+            "a forward with an OVAL cache ran with gradients on. Allowed: inference. Wrap the call in "
+            "torch.no_grad(), or train without a cache."
+        )
+    if isinstance(kwargs.get("attention_mask"), dict):
+        raise UnsupportedModelError(
+            "attention_mask: got a dict of ready masks. Allowed: a 2-D or 4-D tensor, or None. Pass the 2-D mask."
+        )
+    if kwargs.get("output_attentions"):
+        raise UnsupportedModelError(
+            "output_attentions=True: OVAL never builds the weights. Allowed: False. Run such a call with "
+            "use_oval=False and attn_implementation='eager'."
+        )

@@ -1,0 +1,52 @@
+"""Facts of model families, looked up by `config.model_type`. A new family is one file and one line here."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from oval_adapters.families.base import Family
+from oval_core.errors import UnsupportedModelError, did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+__all__ = ["FAMILIES", "WRAPPERS", "Family", "decoder_family"]
+
+FAMILIES = {
+    "gemma2": "oval_adapters.families.gemma:GEMMA2",
+    "gemma3_text": "oval_adapters.families.gemma:GEMMA3_TEXT",
+    "llama": "oval_adapters.families.llama:LLAMA",
+    "mistral": "oval_adapters.families.mistral:MISTRAL",
+    "phi3": "oval_adapters.families.phi3:PHI3",
+    "qwen2": "oval_adapters.families.qwen:QWEN2",
+    "qwen3": "oval_adapters.families.qwen:QWEN3",
+}
+"""Decoders: model_type -> where its facts are."""
+
+WRAPPERS = ("llava",)
+"""Models around a decoder: their text model is looked up in FAMILIES."""
+
+
+def decoder_family(config: PretrainedConfig) -> Family:
+    """Returns the facts of a decoder.
+
+    Args:
+        config: config of the whole model; of LLaVA its text model counts.
+    Raises:
+        UnsupportedModelError: no facts are known for this type, or the config asks for something
+            that OVAL cannot run exactly.
+    """
+    if config.model_type in WRAPPERS:
+        config = config.get_text_config(decoder=True)
+    if config.model_type not in FAMILIES:
+        raise UnsupportedModelError(
+            f"model type {config.model_type!r}: OVAL has no facts about its layers (which are windowed, "
+            "what their attention adds), so it cannot promise exact results. "
+            f"{did_you_mean(config.model_type, [*FAMILIES, *WRAPPERS])} "
+            "To add it, write a file in oval_adapters/families and run the parity tests."
+        )
+    module, _, name = FAMILIES[config.model_type].partition(":")
+    family: Family = getattr(importlib.import_module(module), name)
+    family.check(config)
+    return family

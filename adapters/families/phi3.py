@@ -1,0 +1,11 @@
+"""Phi-3: one sliding window for all layers, or none.
+
+Its `generate` throws the cache away where a text grows past `original_max_position_embeddings` (the switch
+between short and long RoPE factors); attached, that raises instead of going on without OVAL.
+"""
+
+from __future__ import annotations
+
+from oval_adapters.families.base import Family, one_window
+
+PHI3 = Family(model_type="phi3", windows=one_window, known_layer_types=())

@@ -1,0 +1,289 @@
+"""`OvalCache`: what Hugging Face sees as a `Cache`, over a `PagedCache`. Thin: it translates, it does not store.
+
+transformers' own `PagedAttentionCache` says *block* for our page and *page* for our slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+
+from oval_adapters.columns import ColumnMap
+from oval_adapters.hf_attention import VIEW_KEY, LayerView
+from oval_core.errors import CacheMismatchError, PromptTooLongError, UnsupportedModelError
+from oval_core.paged_cache import PagedCache
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+__all__ = ["OvalCache"]
+
+
+class OvalCache(Cache):
+    """Paged cache of one batch, for the model whose attachment made it (`oval.new_cache()`).
+
+    Any Hugging Face code may hold it: `generate`, beam search, assisted decoding, a later turn. Only forwards
+    of the attached model may fill it; every other use raises `CacheMismatchError`.
+    """
+
+    def __init__(
+        self,
+        paged: PagedCache,
+        text_config: PretrainedConfig,
+        windows: Sequence[int | None],
+        owner: object,
+        reserve: int = 0,
+    ) -> None:
+        super().__init__(layers=[OvalLayer(self, layer_idx) for layer_idx in range(len(windows))])
+        self.paged = paged
+        self.owner = owner
+        self.reserve = reserve
+        self._config = text_config
+        self._windows = windows
+        self._columns = ColumnMap()
+        self._views = [LayerView(paged, i, window) for i, window in enumerate(windows)]
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.layers)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the batch, or -1 before the first forward, as Hugging Face has it."""
+        return self.paged.batch_size or -1
+
+    def begin(
+        self,
+        owner: object,
+        attention_mask: torch.Tensor | None,
+        batch_size: int,
+        num_queries: int,
+        device: torch.device,
+    ) -> None:
+        """Plans one forward; called by the attachment before the decoder runs.
+
+        Args:
+            owner: the attachment whose model is about to run.
+            attention_mask: [B, L] padding mask, [B, 1, T, L] ready mask, or None.
+            batch_size: B.
+            num_queries: T, padding included.
+            device: device of the decoder.
+        Raises:
+            CacheMismatchError: another model, another batch size, a mask of the wrong shape.
+            PromptTooLongError: the text would outgrow the model's positions.
+        """
+        self._check_forward(owner, batch_size)
+        bias = None
+        if attention_mask is not None and attention_mask.ndim == 4:
+            bias = self._bias(attention_mask, num_queries)
+            attention_mask = None
+        requests = self._columns.request(attention_mask, batch_size, num_queries)
+        self._check_length(requests, num_queries)
+        self.paged.begin(requests, num_queries, device, self.reserve, bias)
+
+    def commit(self, hidden_states: torch.Tensor | None) -> None:
+        """Makes the tokens of the running forward count; called by the attachment after the decoder ran."""
+        num_queries = self.paged.plan.num_queries
+        self.paged.commit(hidden_states)
+        self._columns.commit(num_queries)
+
+    def abort(self) -> None:
+        """Takes back the running forward: the cache is as it was before."""
+        self.paged.abort()
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes new keys [B, K, T, D] and values [B, K, T, E]; returns them as they are.
+
+        The attention function reads the pool through the `LayerView` that is put into the attention
+        keyword arguments here: transformers hands the same dictionary on to it.
+        """
+        self.paged.write(layer_idx, key_states, value_states)
+        attention_kwargs = kwargs.get("kwargs")
+        if attention_kwargs is None:
+            raise UnsupportedModelError(
+                f"layer {layer_idx} does not hand its attention arguments to the cache. Allowed: models that "
+                "call cache.update(..., kwargs=kwargs). Run this model without OVAL."
+            )
+        attention_kwargs[VIEW_KEY] = self._views[layer_idx]
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Returns the number of cached columns, padding included."""
+        return self._columns.length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Returns (columns after a forward of `query_length`, offset 0)."""
+        return self._columns.length + query_length, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """Returns -1: the pool grows."""
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last columns of every row.
+
+        Args:
+            tokens_to_remove: minus the number of columns, or 0, as in transformers 5.24.
+        """
+        columns = self._columns.length
+        if not -columns <= tokens_to_remove <= 0:
+            raise ValueError(
+                f"crop: got {tokens_to_remove}. Allowed: minus the number of tokens to remove, {-columns}..0. "
+                "Pass a negative number."
+            )
+        if tokens_to_remove < 0:
+            kept = self._columns.crop(columns + tokens_to_remove, self.paged.batch_size)
+            self.paged.truncate(kept)
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Makes row i what row beam_idx[i] was (beam search): pages are shared, not copied."""
+        self._select(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeats each row `repeats` times, in place of the row."""
+        self._select([row for row in range(self.paged.batch_size) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keeps only these rows; a bool mask [B] or row numbers."""
+        rows = indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices
+        self._select(rows.tolist())
+
+    def reset(self) -> None:
+        """Drops every token and row; the memory stays for the next text."""
+        self.paged.reset()
+        self._columns.reset()
+
+    def to_dynamic_cache(self) -> DynamicCache:
+        """Returns a plain `DynamicCache` with the same tokens, to go on without OVAL. Padding holds zeros."""
+        cache = DynamicCache(config=self._config)
+        for layer_idx in range(self.num_layers):
+            keys, values = self.layers[layer_idx].keys, self.layers[layer_idx].values
+            if keys is not None and values is not None:
+                cache.update(keys, values, layer_idx)
+        return cache
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OvalCache:
+        """Copies tokens and pages (prefix reuse by `copy.deepcopy`); the copy belongs to the same model."""
+        twin = OvalCache(self.paged.clone(), self._config, self._windows, self.owner, self.reserve)
+        twin._columns = self._columns.copy()
+        return twin
+
+    def grid(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Returns copies of keys [B, K, L, D] and values [B, K, L, E] in columns, or None when empty."""
+        if not self.paged.batch_size:
+            return None
+        rows = [self.paged.gather(layer_idx, row) for row in range(self.paged.batch_size)]
+        return self._in_columns([k for k, _ in rows]), self._in_columns([v for _, v in rows])
+
+    def _in_columns(self, rows: list[torch.Tensor]) -> torch.Tensor:
+        heads, _, dim = rows[0].shape
+        grid = rows[0].new_zeros(len(rows), heads, self._columns.length, dim)
+        for index, row in enumerate(rows):
+            places = self._columns.places(index)
+            grid[index, :, slice(None) if places is None else places] = row
+        return grid
+
+    def _select(self, rows: list[int]) -> None:
+        self.paged.reorder(rows)
+        self._columns.select(rows)
+
+    def _check_forward(self, owner: object, batch_size: int) -> None:
+        if owner is not self.owner:
+            raise CacheMismatchError(
+                "this OVAL cache belongs to another model (or to an earlier attach of this one). Allowed: the "
+                "cache of the running attach. Use `oval.new_cache()`, or let `generate` make one."
+            )
+        if self.paged.is_running:  # an interrupt (Ctrl-C) ended the last forward
+            self.abort()
+        cached = self.paged.batch_size
+        if cached and cached != batch_size:
+            raise CacheMismatchError(
+                f"batch size: got {batch_size}. Allowed: {cached}, the rows of this cache. Pass as many rows, "
+                "or use a new cache."
+            )
+
+    def _check_length(self, requests: list[Any], num_queries: int) -> None:
+        limit = getattr(self._config, "max_position_embeddings", None)
+        if limit is None or num_queries == 1:
+            return  # decoding past the last position is Hugging Face's own business: it warns
+        sequences = self.paged.table.sequences
+        lengths = [seq.length for seq in sequences] or [0] * len(requests)
+        longest = max(n + request.num_new for n, request in zip(lengths, requests, strict=True))
+        if longest > limit:
+            raise PromptTooLongError(
+                f"prompt: got {longest} tokens. Allowed: {limit}, the positions of this model "
+                "(max_position_embeddings). Shorten the prompt, or use a model with a longer context."
+            )
+
+    def _bias(self, mask: torch.Tensor, num_queries: int) -> torch.Tensor:
+        want = (num_queries, self._columns.length + num_queries)
+        if tuple(mask.shape[2:]) != want or self._columns.has_padding:
+            raise CacheMismatchError(
+                f"4-D attention_mask: got shape {tuple(mask.shape)} on a cache of {self._columns.length} "
+                f"columns. Allowed: [B, 1, {want[0]}, {want[1]}], and no padding cached before. Pass a 2-D mask."
+            )
+        if mask.dtype == torch.bool:
+            zero = torch.zeros((), dtype=torch.float32, device=mask.device)
+            return torch.where(mask, zero, float("-inf"))
+        return mask
+
+
+class OvalLayer(CacheLayerMixin):
+    """One layer of an `OvalCache`, for code that walks `cache.layers`. Reading keys or values copies them."""
+
+    is_sliding = False
+    is_croppable = True
+    supports_early_init = False
+
+    def __init__(self, cache: OvalCache, layer_idx: int) -> None:
+        self._cache = cache
+        self._layer_idx = layer_idx
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether a token was written."""
+        return self.get_seq_length() > 0
+
+    @property
+    def keys(self) -> torch.Tensor | None:
+        """Keys [B, K, L, D], copied from the pages; zeros where there is padding."""
+        grid = self._cache.grid(self._layer_idx)
+        return None if grid is None else grid[0]
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        """Values [B, K, L, E], copied from the pages; zeros where there is padding."""
+        grid = self._cache.grid(self._layer_idx)
+        return None if grid is None else grid[1]
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Does nothing: the first write sets memory aside."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes through the cache; see `OvalCache.update`."""
+        return self._cache.update(key_states, value_states, self._layer_idx, *args, **kwargs)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """See `OvalCache.get_mask_sizes`."""
+        return self._cache.get_mask_sizes(query_length, self._layer_idx)
+
+    def get_seq_length(self) -> int:
+        """See `OvalCache.get_seq_length`."""
+        return self._cache.get_seq_length()
+
+    def get_max_length(self) -> int:
+        """See `OvalCache.get_max_length`."""
+        return self._cache.get_max_length()
