@@ -1,0 +1,157 @@
+"""`oval doctor`: what this machine can run, and why not. Looks only, changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Annotated, Any
+
+import typer
+
+DISTRIBUTION = "oval-pack"
+SHOWN_PACKAGES = (DISTRIBUTION, "torch", "transformers")
+LOW_MEMORY_GB = 2.0
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command `doctor`."""
+    app.command("doctor")(doctor_command)
+
+
+def doctor_command(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON, last on stdout.")
+    ] = False,
+) -> None:
+    """Show versions, attention backends, processors, memory, and the embedded models."""
+    from rich.console import Console
+
+    console = Console(stderr=as_json)
+    with Console(stderr=True).status("looking at torch and the backends"):
+        report = create_report()
+    _show(console, report)
+    if as_json:
+        typer.echo(json.dumps(report))
+
+
+def create_report() -> dict[str, Any]:
+    """Returns everything that the command shows, as JSON values."""
+    import psutil
+    import torch
+
+    from oval_adapters.cli.models import status_row
+    from oval_adapters.models import list_models
+    from oval_adapters.models.folders import cache_dir
+    from oval_core.attention import backend_report
+
+    memory = psutil.virtual_memory()
+    report: dict[str, Any] = {
+        "versions": {"python": platform.python_version()} | _versions(),
+        "backends": [
+            {"name": name, "ok": ok, "reason": reason} for name, ok, reason in backend_report()
+        ],
+        "cpu": {"threads": torch.get_num_threads(), "cores": _usable_cores()},
+        "memory_gb": {
+            "total": round(memory.total / 1e9, 2),
+            "available": round(memory.available / 1e9, 2),
+        },
+        "cuda": [_cuda_device(index) for index in range(torch.cuda.device_count())],
+        "cache_dir": str(cache_dir()),
+        "models": [status_row(status) for status in list_models()],
+    }
+    return report | {"warnings": list(_warnings(report))}
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in SHOWN_PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _usable_cores() -> int:
+    # macOS and Windows have no affinity mask
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cuda_device(index: int) -> dict[str, Any]:
+    import torch
+
+    facts = torch.cuda.get_device_properties(index)
+    return {
+        "name": facts.name,
+        "memory_gb": round(facts.total_memory / 1e9, 2),
+        "capability": f"{facts.major}.{facts.minor}",
+    }
+
+
+def _warnings(report: dict[str, Any]) -> Iterator[str]:
+    yield from requirement_warnings()
+    if not any(backend["ok"] for backend in report["backends"]):
+        yield "no attention backend can run: see the reasons above"
+    threads, cores = report["cpu"]["threads"], report["cpu"]["cores"]
+    if threads > cores:
+        yield f"torch uses {threads} threads on {cores} cores: set OMP_NUM_THREADS={cores}"
+    available = report["memory_gb"]["available"]
+    if available < LOW_MEMORY_GB:
+        yield f"{available} GB memory available, the embedded model needs {LOW_MEMORY_GB} GB"
+    yield from (model["problem"] for model in report["models"] if model["problem"])
+
+
+def requirement_warnings() -> Iterator[str]:
+    """Yields a line per installed package whose version is outside the range that we declare."""
+    from packaging.requirements import Requirement
+
+    try:
+        declared = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        yield f"{DISTRIBUTION} is not installed, so versions are not checked: install it with pip"
+        return
+    for requirement in map(Requirement, declared):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue  # belongs to an extra
+        wanted = f"{requirement.name}{requirement.specifier}"
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            yield f'{requirement.name} is not installed: pip install "{wanted}"'
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            yield (
+                f"{requirement.name} {version} is outside the supported range "
+                f'{requirement.specifier}: pip install "{wanted}"'
+            )
+
+
+def _show(console: Any, report: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(show_header=False, title="oval doctor", title_justify="left")
+    for name, version in report["versions"].items():
+        table.add_row(name, version)
+    for backend in report["backends"]:
+        state = "can run" if backend["ok"] else "cannot run"
+        table.add_row(f"backend {backend['name']}", f"{state}: {backend['reason']}")
+    cpu, memory = report["cpu"], report["memory_gb"]
+    table.add_row("processor", f"{cpu['threads']} threads on {cpu['cores']} cores")
+    table.add_row("memory", f"{memory['available']} GB available of {memory['total']} GB")
+    for device in report["cuda"] or [None]:
+        table.add_row("cuda", "none" if device is None else _device_line(device))
+    table.add_row("cache folder", report["cache_dir"])
+    for model in report["models"]:
+        table.add_row(f"model {model['name']}", model["state"])
+    console.print(table, markup=False)
+    for warning in report["warnings"]:
+        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+    if not report["warnings"]:
+        console.print("no warnings", style="green")
+
+
+def _device_line(device: dict[str, Any]) -> str:
+    return f"{device['name']}, {device['memory_gb']} GB, capability {device['capability']}"
