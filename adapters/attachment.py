@@ -17,7 +17,9 @@ from oval_adapters.families import decoder_family
 from oval_adapters.generate import wrap_generate
 from oval_adapters.hf_attention import register, unregister
 from oval_adapters.hf_cache import OvalCache
-from oval_adapters.load_config import load_config
+from oval_adapters.linears import patch_linears
+from oval_adapters.config_files import load_config
+from oval_adapters.patch import OvalCall, Patch
 from oval_core.attention import create_backend
 from oval_core.config import OvalConfig
 from oval_core.errors import CacheMismatchError, UnsupportedModelError
@@ -72,8 +74,8 @@ class Attachment:
         self._policy = create_policy(config.policy)
         self._name = f"oval-{next(_serial)}"
         self._switch = _AttentionSwitch(self._text_config, self._name)
-        self._generating = threading.local()
-        self._patches: list[_Patch] = []
+        self._thread = _ThreadState()
+        self._patches: list[Patch] = []
         self._install()
 
     @property
@@ -112,12 +114,15 @@ class Attachment:
         return {
             "backend": self.backend,
             "policy": self.config.policy,
+            "linears": "gemv" if self._linears else "hf",
             "page_size": self.config.page_size,
             **self.counters.to_dict(),
         }
 
     def detach(self) -> None:
-        """Takes the model off OVAL: hooks, attention registry and config are as they were. Twice is harmless."""
+        """Takes the model off OVAL: methods, attention registry and config are as they were. Twice is harmless."""
+        for patch in self._patches:
+            patch.check()
         for patch in reversed(self._patches):
             patch.undo()
         if self._patches:
@@ -134,23 +139,26 @@ class Attachment:
     @contextlib.contextmanager
     def generating(self) -> Iterator[None]:
         """Marks that `generate` runs with an OVAL cache: a forward without one is then an error."""
-        depth = getattr(self._generating, "depth", 0)
-        self._generating.depth = depth + 1
+        self._thread.generate_depth += 1
         try:
             yield
         finally:
-            self._generating.depth = depth
+            self._thread.generate_depth -= 1
 
     def _install(self) -> None:
         for module, name in ((self._decoder, "forward"), (self.model, "generate")):
-            if isinstance(getattr(module, name), _OvalCall):
+            if isinstance(getattr(module, name), OvalCall):
                 raise UnsupportedModelError(
                     "this model is attached already. Allowed: one attach at a time. Call detach() on the first."
                 )
+        self._linears = patch_linears(
+            self.model, self._decoder, self.config.linears, lambda: self._thread.on_oval
+        )
         register(self._name)
         self._patches = [
-            _Patch(self._decoder, "forward", self._wrap_forward),
-            _Patch(self.model, "generate", functools.partial(wrap_generate, self)),
+            Patch(self._decoder, "forward", self._wrap_forward),
+            Patch(self.model, "generate", functools.partial(wrap_generate, self)),
+            *self._linears,
         ]
 
     def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,8 +171,9 @@ class Attachment:
         if args:
             kwargs = {**inspect.signature(original).bind_partial(*args).arguments, **kwargs}
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        self._thread.on_oval = isinstance(cache, OvalCache)
         if not isinstance(cache, OvalCache):
-            if getattr(self._generating, "depth", 0):
+            if self._thread.generate_depth:
                 raise UnsupportedModelError(
                     f"{type(self.model).__name__} dropped its OVAL cache in the middle of generate (Phi-3 does "
                     "so where the text outgrows original_max_position_embeddings). Allowed: texts below that "
@@ -189,43 +198,12 @@ class Attachment:
         return output
 
 
-class _OvalCall:
-    """A wrapped method, so that a second attach can tell."""
+class _ThreadState(threading.local):
+    """What the current thread is doing with the model."""
 
-    def __init__(self, call: Callable[..., Any], original: Callable[..., Any]) -> None:
-        self._call = call
-        functools.update_wrapper(self, original)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
-
-
-class _Patch:
-    """Wraps a method on one instance; `undo` leaves the instance as it was."""
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        name: str,
-        wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
-    ) -> None:
-        original = getattr(module, name)
-        self._module, self._name = module, name
-        self._value = _OvalCall(wrap(original), original)
-        self._before = module.__dict__.get(name)
-        module.__dict__[name] = self._value
-
-    def undo(self) -> None:
-        """Puts back what was there; refuses if someone else patched on top."""
-        if self._module.__dict__.get(self._name) is not self._value:
-            raise CacheMismatchError(
-                f"{type(self._module).__name__}.{self._name} was replaced after attach. Allowed: to undo "
-                "changes in the reverse order. Undo the later change first, then call detach()."
-            )
-        if self._before is None:
-            del self._module.__dict__[self._name]
-        else:
-            self._module.__dict__[self._name] = self._before
+    generate_depth = 0
+    on_oval = False
+    """Whether its last decoder forward used an OVAL cache; the LM head runs after it."""
 
 
 class _AttentionSwitch:

@@ -14,7 +14,7 @@ from oval_core.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
-    from oval_adapters.attach import Attachment
+    from oval_adapters.attachment import Attachment
 
 _log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ MIN_PAGE_SIZE = 1
 MAX_PAGE_SIZE = 32
 POLICY_NAMES = ("full",)
 BACKEND_NAMES = ("auto", "reference", "sdpa", "torch")
+LINEARS_NAMES = ("auto", "gemv", "hf")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +23,8 @@ class OvalConfig:
         page_size: tokens in a sealed text page, 1..32.
         policy: which pages a query reads. `full` reads all of them and equals dense attention.
         backend: attention backend; `auto` takes `torch` on a CPU and `sdpa` elsewhere.
+        linears: how linear layers run for a single token: `auto` takes `gemv` for bf16 on a CPU (faster, same
+            precision) and `hf`, the model's own, elsewhere.
         reserve_tokens: slots set aside per sequence at the first forward; None takes the length that
             `generate` was asked for, and grows by need in direct forward calls.
         track_hidden: also keep each token's last hidden state, for page summaries (hidden mean).
@@ -30,6 +33,7 @@ class OvalConfig:
     page_size: int = 16
     policy: str = "full"
     backend: str = "auto"
+    linears: str = "auto"
     reserve_tokens: int | None = None
     track_hidden: bool = False
 
@@ -37,6 +41,7 @@ class OvalConfig:
         _check_int("page_size", self.page_size, MIN_PAGE_SIZE, MAX_PAGE_SIZE)
         _check_name("policy", self.policy, POLICY_NAMES)
         _check_name("backend", self.backend, BACKEND_NAMES)
+        _check_name("linears", self.linears, LINEARS_NAMES)
         if self.reserve_tokens is not None:
             _check_int("reserve_tokens", self.reserve_tokens, 1, None)
         if not isinstance(self.track_hidden, bool):

@@ -236,7 +236,8 @@ class PageTable:
             assert all(slot in region for slot in page.slots)
             assert not owner.keys() & set(region), "a slot belongs to two pages"
             owner.update(dict.fromkeys(region, page.page_id))
-        assert len(owner) == self.num_used and self.num_used + self.num_free == self.num_slots
+        assert len(owner) == self.num_used
+        assert self.num_used + self.num_free == self.num_slots
 
     def _open_page(self, row: int, capacity: int, kind: PageKind) -> Page:
         seq = self.sequences[row]

@@ -102,10 +102,9 @@ def _writes(
     device: torch.device,
 ) -> tuple[slice | None, torch.Tensor | None, torch.Tensor | None]:
     first = new_slots[0]
-    whole = len(first) == num_queries
-    if len(new_slots) == 1 and whole and first[-1] - first[0] == num_queries - 1:
-        if num_queries == 1 or list(first) == list(range(first[0], first[-1] + 1)):
-            return slice(first[0], first[-1] + 1), None, None
+    lone = len(new_slots) == 1 and len(first) == num_queries
+    if lone and list(first) == list(range(first[0], first[0] + num_queries)):
+        return slice(first[0], first[0] + num_queries), None, None
     flat = [slot for slots in new_slots for slot in slots]
     mapping = torch.tensor(flat, dtype=torch.long, device=device)
     if all(request.query_places is None for request in requests):

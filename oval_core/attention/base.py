@@ -6,6 +6,7 @@ L keys of a row.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -32,11 +33,11 @@ class AttentionBackend(Protocol):
         ...
 
 
-class RowBackend:
+class RowBackend(ABC):
     """Walks the rows of a batch; a backend says what one row does."""
 
-    name = "row"
-    description = ""
+    name: str
+    description: str
 
     def unavailable_reason(self) -> str | None:
         """Returns None: plain torch runs everywhere."""
@@ -61,6 +62,7 @@ class RowBackend:
                 out[index].index_copy_(0, places, part.transpose(0, 1).to(out.dtype))
         return out
 
+    @abstractmethod
     def attend_row(
         self,
         query: torch.Tensor,
@@ -70,7 +72,6 @@ class RowBackend:
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attends with the N new tokens of one row, query [H, N, D]; returns [H, N, E]."""
-        raise AssertionError("a backend defines attend_row")
 
 
 def row_bias(plan: StepPlan, row: int) -> torch.Tensor | None:
