@@ -1,0 +1,110 @@
+"""`oval bench parity`: does OVAL give the same tokens as plain Hugging Face, on this model?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from oval_adapters.bench.parity import ParityRow
+
+Model = Annotated[str, typer.Option("--model", help="smol, a folder, or a hub id OWNER/NAME.")]
+Dtype = Annotated[str, typer.Option(help="float32 proves equality; bfloat16 shows near-ties.")]
+Tokens = Annotated[int, typer.Option("--max-new-tokens", help="Tokens a prompt.")]
+Document = Annotated[
+    Path | None, typer.Option(help="UTF-8 text for the long prompt [default: a text that repeats].")
+]
+Cases = Annotated[str | None, typer.Option(help="Only cases whose name holds this text.")]
+Backend = Annotated[str, typer.Option(help="OVAL's attention backend.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, last on stdout.")]
+
+_DOCUMENT_TOKENS = 2048
+
+
+def parity_command(
+    model: Model = "smol",
+    dtype: Dtype = "float32",
+    max_new_tokens: Tokens = 64,
+    document: Document = None,
+    cases: Cases = None,
+    backend: Backend = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Generate with and without OVAL and compare: chat, code, a long document, batches, beams, sampling."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from oval_adapters.bench.load_model import load_model, load_tokenizer
+    from oval_adapters.bench.machine import machine, versions
+    from oval_adapters.bench.parity import compare
+    from oval_core.config import OvalConfig
+    from oval_core.errors import ConfigError
+
+    if max_new_tokens < 1:
+        raise ConfigError(
+            f"max-new-tokens: got {max_new_tokens}. Allowed: 1 or more. Choose such a value."
+        )
+    errors = Console(stderr=True)
+    with errors.status(f"loading {model}"):
+        loaded, tokenizer = load_model(model, dtype, "auto"), load_tokenizer(model)
+    chosen = _choose(tokenizer, document, cases)
+    config = OvalConfig(backend=backend)
+    rows = [
+        compare(loaded, tokenizer, case, max_new_tokens, config)
+        for case in track(chosen, "comparing", console=errors, transient=True)
+    ]
+    _show(Console(stderr=as_json), rows)
+    if as_json:
+        report = {
+            "rows": [row.to_dict() for row in rows],
+            "identical": sum(row.identical for row in rows),
+            "model": model,
+            "dtype": str(loaded.dtype).removeprefix("torch."),
+            "max_new_tokens": max_new_tokens,
+            "versions": versions(),
+            "machine": machine(loaded.device),
+        }
+        typer.echo(json.dumps(report))
+
+
+def _choose(tokenizer: Any, document: Path | None, cases: str | None) -> list[Any]:
+    from oval_adapters.bench.prompts import long_text, parity_cases
+    from oval_core.errors import ConfigError
+
+    try:
+        text = long_text() if document is None else document.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"document: cannot read {document}: {error}. Allowed: a UTF-8 text file. Check the path."
+        ) from error
+    ids = tokenizer(text, verbose=False)["input_ids"][:_DOCUMENT_TOKENS]
+    every = parity_cases(tokenizer, tokenizer.decode(ids, skip_special_tokens=True))
+    chosen = [case for case in every if cases is None or cases in case.name]
+    if not chosen:
+        raise ConfigError(
+            f"cases: no name holds {cases!r}. Allowed: part of {', '.join(c.name for c in every)}. "
+            "Choose one, or leave it out."
+        )
+    return chosen
+
+
+def _show(console: Console, rows: list[ParityRow]) -> None:
+    from rich.table import Table
+
+    table = Table(
+        "case", "prompt", "new", "tokens", "largest logit difference", "first at", "margin"
+    )
+    for row in rows:
+        diff = "" if row.max_logit_diff is None else f"{row.max_logit_diff:.1e}"
+        where = "" if row.first_divergence is None else str(row.first_divergence)
+        margin = "" if row.margin is None else f"{row.margin:.3g}"
+        verdict = "identical" if row.identical else "differ"
+        table.add_row(
+            row.name, str(row.prompt_tokens), str(row.new_tokens), verdict, diff, where, margin
+        )
+    console.print(table)

@@ -1,0 +1,113 @@
+"""Writes measured tables into README.md, between `<!-- figures:NAME -->` marks, from benchmarks/records/NAME.json.
+
+Records are the last stdout line of a command, kept with the command itself:
+
+    python benchmarks/render_figures.py record decode oval bench decode --model smol --json
+    python benchmarks/render_figures.py render
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDS = ROOT / "benchmarks" / "records"
+README = ROOT / "README.md"
+
+
+def main() -> None:
+    """Runs `record` or `render`."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    record = commands.add_parser("record", help="run a command and keep its result")
+    record.add_argument("name", choices=sorted(RENDERERS))
+    record.add_argument("argv", nargs=argparse.REMAINDER)
+    commands.add_parser("render", help="write the tables into README.md")
+    arguments = parser.parse_args()
+    if arguments.command == "record":
+        keep_record(arguments.name, arguments.argv)
+    render(README)
+
+
+def keep_record(name: str, argv: list[str]) -> None:
+    """Runs a command and keeps its JSON, the command and the commit."""
+    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    record = {"command": shlex.join(argv), "commit": commit.stdout.strip(), "result": result}
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    (RECORDS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def render(page: Path) -> None:
+    """Replaces the marked parts of a page by tables made from the records."""
+    text = page.read_text(encoding="utf-8")
+    for name, renderer in RENDERERS.items():
+        path = RECORDS / f"{name}.json"
+        if path.is_file():
+            record = json.loads(path.read_text(encoding="utf-8"))
+            table = renderer(record["result"]) + "\n" + _source(record)
+            pattern = rf"(<!-- figures:{name} -->\n).*?(<!-- /figures:{name} -->)"
+            text = re.sub(pattern, lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.DOTALL)
+    page.write_text(text, encoding="utf-8")
+
+
+def render_decode(result: dict[str, Any]) -> str:
+    """Returns the table of a decode benchmark."""
+    lines = [
+        "| context | Hugging Face, ms a token (p99) | OVAL, ms a token (p99) | ratio | prefill, s | peak memory, MB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        lines.append(
+            f"| {row['context']} | {row['hf_ms_p50']:.1f} ({row['hf_ms_p99']:.1f}) "
+            f"| {row['oval_ms_p50']:.1f} ({row['oval_ms_p99']:.1f}) | **{row['ratio']:.2f}** "
+            f"| {row['hf_prefill_s']:.1f} / {row['oval_prefill_s']:.1f} "
+            f"| {row['hf_rss_mb']:.0f} / {row['oval_rss_mb']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def render_parity(result: dict[str, Any]) -> str:
+    """Returns the summary of a parity run."""
+    rows = result["rows"]
+    worst = max(row["max_logit_diff"] for row in rows if row["max_logit_diff"] is not None)
+    tokens = sum(row["new_tokens"] for row in rows)
+    return (
+        f"  {result['identical']} of {len(rows)} cases token-identical in {result['dtype']} "
+        f"({tokens} steps: chat, code, a 2k-token document, batches, beams, sampling); largest logit "
+        f"difference {worst:.1e}."
+    )
+
+
+RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "decode": render_decode,
+    "parity": render_parity,
+}
+
+
+def _source(record: dict[str, Any]) -> str:
+    result = record["result"]
+    machine, versions = result["machine"], result["versions"]
+    return (
+        f"\n  <sub>`{record['command']}`, {result['model']}, {result['dtype']}, {machine['cpu']}, "
+        f"{machine['cores']} cores, torch {versions['torch']}, transformers {versions['transformers']}, "
+        f"commit {record['commit']}.</sub>\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
