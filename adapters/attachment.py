@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from oval_adapters.config_files import load_config
 from oval_adapters.families import decoder_family
 from oval_adapters.generate import wrap_generate
 from oval_adapters.hf_attention import register, unregister
 from oval_adapters.hf_cache import OvalCache
 from oval_adapters.linears import patch_linears
-from oval_adapters.config_files import load_config
 from oval_adapters.patch import OvalCall, Patch
 from oval_core.attention import create_backend
 from oval_core.config import OvalConfig

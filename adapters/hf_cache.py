@@ -204,8 +204,6 @@ class OvalCache(Cache):
                 "this OVAL cache belongs to another model (or to an earlier attach of this one). Allowed: the "
                 "cache of the running attach. Use `oval.new_cache()`, or let `generate` make one."
             )
-        if self.paged.is_running:  # an interrupt (Ctrl-C) ended the last forward
-            self.abort()
         cached = self.paged.batch_size
         if cached and cached != batch_size:
             raise CacheMismatchError(

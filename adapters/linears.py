@@ -46,9 +46,7 @@ def patch_linears(
             f"linears: gemv was asked for, got linear layers in {', '.join(found) or 'no plain nn.Linear'}. "
             "Allowed: torch.bfloat16 on cpu. Load the model so, or set linears to auto."
         )
-    return [
-        Patch(module, "forward", functools.partial(_single_token, module)) for module in fitting
-    ]
+    return [Patch(m, "forward", functools.partial(_single_token, m, is_active)) for m in fitting]
 
 
 def _fits(module: torch.nn.Linear) -> bool:

@@ -23,6 +23,13 @@ class OvalCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> OvalCall:
+        # A copy would still run the first model's layers.
+        raise CacheMismatchError(
+            "copy.deepcopy: got a model that is attached to OVAL. Allowed: models that are not. "
+            "Call detach() first, copy, and attach again."
+        )
+
 
 class Patch:
     """Wraps a method on one instance; `undo` leaves the instance as it was.

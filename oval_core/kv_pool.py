@@ -80,28 +80,29 @@ class KVPool:
             self.layers[layer_idx] = LayerStore(self._empty(keys), self._empty(values))
         self.check(layer_idx, keys, values)
         store = self.store(layer_idx)
-        for target, new in ((store.keys, keys), (store.values, values)):
+        for target, new in ((store.keys, keys.detach()), (store.values, values.detach())):
             if plan.write_run is not None:
                 target[:, plan.write_run] = new[0]
                 continue
             assert plan.slot_mapping is not None
             flat = new.transpose(0, 1).flatten(1, 2)  # [K, B * T, D]
             if plan.source is not None:
-                flat = flat.index_select(1, plan.source)
-            target.index_copy_(1, plan.slot_mapping, flat)
+                flat = flat.index_select(1, plan.source.to(flat.device))
+            target.index_copy_(1, plan.slot_mapping.to(target.device), flat)
 
     def write_hidden(self, states: torch.Tensor, plan: StepPlan) -> None:
         """Keeps the last hidden states [B, T, C] of the new tokens, by slot."""
         if self.hidden is None:
             self.hidden = _plain_empty(states, (self.num_slots, states.shape[-1]))
+        states = states.detach()
         if plan.write_run is not None:
             self.hidden[plan.write_run] = states[0]
             return
         assert plan.slot_mapping is not None
         flat = states.flatten(0, 1)
-        self.hidden.index_copy_(
-            0, plan.slot_mapping, flat if plan.source is None else flat[plan.source]
-        )
+        if plan.source is not None:
+            flat = flat[plan.source.to(flat.device)]
+        self.hidden.index_copy_(0, plan.slot_mapping.to(flat.device), flat)
 
     def apply(self, relayout: Relayout) -> None:
         """Moves everything to a pool of `relayout.num_slots`, layer by layer."""
@@ -125,6 +126,12 @@ class KVPool:
             src = torch.tensor(copies.src, device=self.hidden.device)
             dst = torch.tensor(copies.dst, device=self.hidden.device)
             self.hidden.index_copy_(0, dst, self.hidden.index_select(0, src))
+
+    def clear(self) -> None:
+        """Gives all memory back; the next write starts anew."""
+        self.layers = [None] * len(self.layers)
+        self.hidden = None
+        self.num_slots = 0
 
     def clone(self) -> KVPool:
         """Returns an independent copy."""

@@ -51,9 +51,10 @@ def plan_relayout(
         seen.update(page.page_id for page in seq.pages)
     used = [sum(page.capacity for page in pages) for pages in own]
 
-    # Each arena may end in a rest shorter than a region, so one region a row is added.
-    least = sum(used) + num_needed + rows * region_size
-    wanted = max(least, rows * reserve) if reserve else max(least, int(least * _GROWTH))
+    least = sum(used) + num_needed
+    if any(page.capacity % region_size for pages in own for page in pages):
+        least += rows * region_size  # an arena may then end in a rest shorter than a region
+    wanted = rows * reserve if rows * reserve >= least else int(least * _GROWTH)
     arena = -(-wanted // (rows * region_size)) * region_size
     num_slots = rows * arena
 

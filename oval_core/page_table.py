@@ -38,6 +38,7 @@ class PageTable:
         self.sequences: list[SequencePages] = []
         self._allocator = SlotAllocator()
         self._next_page_id = 0
+        self._is_even = True  # every region is a multiple of page_size, so free space is too
 
     @property
     def num_slots(self) -> int:
@@ -102,7 +103,7 @@ class PageTable:
         while len(slots) < count:
             page = seq.tail or self._open_page(row, self.page_size, "text")
             taken = page.vacant()[: count - len(slots)]
-            upwards = upwards and (not page.slots or page.slots[-1] < taken[0])
+            upwards = upwards and (not page.slots or max(page.slots) < taken[0])
             first = seq.length + len(slots)
             page.slots += taken
             page.tokens += range(first, first + len(taken))
@@ -189,6 +190,7 @@ class PageTable:
         Sealed pages are shared; only the open page of a repeated row is copied.
         """
         old = self.sequences
+        assert all(0 <= row < len(old) for row in rows), "no such row"
         assert all(seq.num_tentative == 0 for seq in old), "reorder between commits only"
         copies = SlotCopy([], [])
         self.sequences = []
@@ -212,6 +214,12 @@ class PageTable:
         """Drops every sequence; the slots stay."""
         self.sequences = []
         self._allocator = SlotAllocator(self.num_slots)
+        self._is_even = True
+
+    def forget_slots(self) -> None:
+        """Makes an empty table own no slots, for a pool that was cleared."""
+        assert not self.sequences, "reset first"
+        self._allocator = SlotAllocator()
 
     def check_integrity(self) -> None:
         """Raises AssertionError if an invariant of the table does not hold."""
@@ -241,17 +249,23 @@ class PageTable:
 
     def _open_page(self, row: int, capacity: int, kind: PageKind) -> Page:
         seq = self.sequences[row]
-        if seq.pages:
-            near = seq.pages[-1].base + seq.pages[-1].capacity
-        else:
-            near = row * (self.num_slots // len(self.sequences))
+        last = seq.pages[-1] if seq.pages else None
+        near = self._arena(row) if last is None else last.base + last.capacity
         page = self._new_page(capacity, kind, near)
         seq.pages.append(page)
         return page
 
-    def _new_page(self, capacity: int, kind: PageKind, near: int) -> Page:
+    def _arena(self, row: int) -> int | None:
+        # Where an empty row starts. In uneven free space a start in the middle could waste a region that
+        # `make_room` counted on, so there the row starts where the longest free interval does.
+        if not self._is_even:
+            return None
+        return row * (self.num_slots // len(self.sequences) // self.page_size) * self.page_size
+
+    def _new_page(self, capacity: int, kind: PageKind, near: int | None) -> Page:
         base = self._allocator.allocate(capacity, near)
         assert base is not None, "append without make_room"
+        self._is_even = self._is_even and capacity % self.page_size == 0
         self._next_page_id += 1
         return Page(self._next_page_id, base, capacity, kind)
 
@@ -280,7 +294,9 @@ class PageTable:
 
     def _keep_tentative(self, seq: SequencePages, accepted: Sequence[int]) -> None:
         assert list(accepted) == sorted(set(accepted)), "accepted places must ascend"
-        assert not accepted or accepted[-1] < seq.num_tentative, "accepted place out of range"
+        if accepted:
+            assert accepted[0] >= 0, "accepted place out of range"
+            assert accepted[-1] < seq.num_tentative, "accepted place out of range"
         first = seq.num_committed
         new_index = {first + place: first + rank for rank, place in enumerate(accepted)}
         for index in range(len(seq.pages) - 1, -1, -1):
@@ -290,9 +306,9 @@ class PageTable:
             kept = [i for i, t in enumerate(page.tokens) if t < first or t in new_index]
             if not kept:
                 self._release(seq.pages.pop(index))
-                continue
-            page.keep(kept)
-            page.tokens = [new_index.get(token, token) for token in page.tokens]
+            elif max(page.tokens) >= first:
+                page.keep(kept)
+                page.tokens = [new_index.get(token, token) for token in page.tokens]
         for page in seq.pages[:-1]:
             page.sealed = True
         seq.length = first + len(accepted)

@@ -44,6 +44,8 @@ class PagedCache:
         self._backend = backend
         self._has_windows = has_windows
         self._plan: StepPlan | None = None
+        self._is_first = False
+        self._is_moving = False
 
     @property
     def plan(self) -> StepPlan:
@@ -83,26 +85,35 @@ class PagedCache:
             reserve: slots to set aside for each row if the pool must grow.
             bias: see `StepPlan`.
         """
-        assert self._plan is None, "the last forward neither committed nor aborted"
+        self._settle()
         if not self.batch_size:
             self.table.open_sequences(len(requests))
+            self._is_first = True
+        try:
+            self._plan = self._append(requests, num_queries, device, reserve, bias)
+        except BaseException:
+            self.abort()
+            raise
+        return self._plan
+
+    def _append(
+        self,
+        requests: Sequence[RowRequest],
+        num_queries: int,
+        device: torch.device,
+        reserve: int,
+        bias: torch.Tensor | None,
+    ) -> StepPlan:
         counts = [request.num_new for request in requests]
         self._make_room(
             [r for row, n in enumerate(counts) for r in self.table.text_regions(row, n)], reserve
         )
         slots = [self.table.append(row, count).slots for row, count in enumerate(counts)]
         sequences = self.table.sequences
-        self._plan = build_plan(
-            sequences,
-            slots,
-            requests,
-            self._policy.select(sequences),
-            num_queries,
-            device,
-            self._has_windows,
-            bias,
+        selection = self._policy.select(sequences)
+        return build_plan(
+            sequences, slots, requests, selection, num_queries, device, self._has_windows, bias
         )
-        return self._plan
 
     def write(self, layer_idx: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Writes keys [B, K, T, D] and values [B, K, T, E] of the running forward."""
@@ -124,6 +135,7 @@ class PagedCache:
         for row, row_plan in enumerate(plan.rows):
             self.table.commit(row, row_plan.num_new)
         self._plan = None
+        self._is_first = False
         self.counters.count_forward(
             sum(row.num_new for row in plan.rows), self.table.num_used, self.pool.bytes_allocated
         )
@@ -131,12 +143,17 @@ class PagedCache:
     def abort(self) -> None:
         """Drops the tokens of the running forward: the cache is as it was before `begin`."""
         self._plan = None
+        if self._is_first:  # nothing is bound yet: not the batch size, nor dtype and head dims
+            self._is_first = False
+            self.table.reset()
+            self.table.forget_slots()
+            self.pool.clear()
         for row in range(self.batch_size):
             self.table.commit(row, 0)
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Keeps the first lengths[row] tokens of each row."""
-        self._assert_idle()
+        self._settle()
         before = sum(seq.length for seq in self.table.sequences)
         self._make_room(self.table.copy_regions(len(lengths)) if self._has_shared() else [])
         for row, length in enumerate(lengths):
@@ -145,7 +162,7 @@ class PagedCache:
 
     def reorder(self, rows: Sequence[int]) -> None:
         """Makes the batch rows[0], rows[1], ... of the old one; a repeated row is forked."""
-        self._assert_idle()
+        self._settle()
         self._make_room(self.table.copy_regions(len(rows) - len(set(rows))))
         copies: SlotCopy = self.table.reorder(rows)
         self.pool.copy_slots(copies)
@@ -155,16 +172,24 @@ class PagedCache:
         """Drops every sequence; memory stays for the next ones."""
         self._plan = None
         self.table.reset()
+        if self._is_moving:
+            self.table.forget_slots()
+            self.pool.clear()
+            self._is_moving = False
 
     def gather(self, layer_idx: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns copies of K [K, length, D] and V [K, length, E] of one row, in token order."""
+        self._check_whole()
         store = self.pool.store(layer_idx)
-        slots = torch.tensor(self.table.sequences[row].token_slots(), device=store.keys.device)
+        slots = torch.tensor(
+            self.table.sequences[row].token_slots(), dtype=torch.long, device=store.keys.device
+        )
         return store.keys.index_select(1, slots), store.values.index_select(1, slots)
 
     def clone(self) -> PagedCache:
         """Returns an independent copy, with the same policy and backend."""
-        self._assert_idle()
+        self._settle()
+        self._check_whole()
         layers, counters = len(self.pool.layers), self.counters
         twin = PagedCache(
             self.config, layers, self._policy, self._backend, self._has_windows, counters
@@ -175,14 +200,26 @@ class PagedCache:
         return twin
 
     def _make_room(self, regions: Sequence[int], reserve: int = 0) -> None:
+        self._check_whole()
         relayout = self.table.make_room(regions, reserve)
         if relayout is not None:
+            self._is_moving = True
             self.pool.apply(relayout)
+            self._is_moving = False
             self.counters.slots_copied += sum(move.size for move in relayout.moves)
             self.counters.pool_growths += 1
 
     def _has_shared(self) -> bool:
         return any(page.num_refs > 1 for seq in self.table.sequences for page in seq.pages)
 
-    def _assert_idle(self) -> None:
-        assert self._plan is None, "a forward is running"
+    def _check_whole(self) -> None:
+        if self._is_moving:
+            raise CacheMismatchError(
+                "this OVAL cache was interrupted while it grew (out of memory, or Ctrl-C), so its K/V are not "
+                "whole. Allowed: a new cache. Prefill again with `oval.new_cache()`, or free memory first."
+            )
+
+    def _settle(self) -> None:
+        # An interrupt (Ctrl-C) may end a forward anywhere; what it left is dropped before the next step.
+        if any(seq.num_tentative for seq in self.table.sequences):
+            self.abort()

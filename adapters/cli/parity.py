@@ -17,7 +17,7 @@ Model = Annotated[str, typer.Option("--model", help="smol, a folder, or a hub id
 Dtype = Annotated[str, typer.Option(help="float32 proves equality; bfloat16 shows near-ties.")]
 Tokens = Annotated[int, typer.Option("--max-new-tokens", help="Tokens a prompt.")]
 Document = Annotated[
-    Path | None, typer.Option(help="UTF-8 text for the long prompt [default: a text that repeats].")
+    Path | None, typer.Option(help="UTF-8 text for the long prompt; without it, a diary written for this.")
 ]
 Cases = Annotated[str | None, typer.Option(help="Only cases whose name holds this text.")]
 Backend = Annotated[str, typer.Option(help="OVAL's attention backend.")]
@@ -39,9 +39,9 @@ def parity_command(
     from rich.console import Console
     from rich.progress import track
 
-    from oval_adapters.bench.load_model import load_model, load_tokenizer
     from oval_adapters.bench.machine import machine, versions
     from oval_adapters.bench.parity import compare
+    from oval_adapters.load_model import load_model, load_tokenizer
     from oval_core.config import OvalConfig
     from oval_core.errors import ConfigError
 

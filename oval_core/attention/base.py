@@ -1,7 +1,8 @@
 """What every attention backend offers, and how a row's keys and masks are read from a plan.
 
 Shapes: B rows, T queries, N new tokens of a row (N <= T), H heads, K KV heads, G = H / K, D and E head dims,
-L keys of a row.
+L keys of a row. A plan's tensors lie on the device of the first layer; `.to` costs nothing there and lets a model be
+spread over several devices.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ class RowBackend(ABC):
         for index, row in enumerate(plan.rows):
             if row.num_new == 0:
                 continue
-            bias = row_bias(plan, index)
+            bias = row_bias(plan, index, query.device)
             if row.query_places is None:
                 out[index] = self.attend_row(query[index], store, row, spec, bias).transpose(0, 1)
             else:
-                places = row.query_places
+                places = row.query_places.to(query.device)
                 bias = None if bias is None else bias[:, places]
                 part = self.attend_row(query[index][:, places], store, row, spec, bias)
                 out[index].index_copy_(0, places, part.transpose(0, 1).to(out.dtype))
@@ -74,19 +75,21 @@ class RowBackend(ABC):
         """Attends with the N new tokens of one row, query [H, N, D]; returns [H, N, E]."""
 
 
-def row_bias(plan: StepPlan, row: int) -> torch.Tensor | None:
+def row_bias(plan: StepPlan, row: int, device: torch.device) -> torch.Tensor | None:
     """Returns the caller's additive mask [H or 1, T, L] of a row, in key order, or None."""
     if plan.bias is None:
         return None
-    bias = plan.bias[row if plan.bias.shape[0] > 1 else 0]
+    bias = plan.bias[row if plan.bias.shape[0] > 1 else 0].to(device)
     key_tokens = plan.rows[row].key_tokens
-    return bias if key_tokens is None else bias[..., key_tokens]
+    return bias if key_tokens is None else bias[..., key_tokens.to(device)]
 
 
 def read(tensor: torch.Tensor, segments: tuple[Segment, ...]) -> torch.Tensor:
     """Returns the keys or values [K, L, D] of some segments; no copy when it is one slice."""
     parts = [
-        tensor[:, part] if isinstance(part, slice) else tensor.index_select(1, part)
+        tensor[:, part]
+        if isinstance(part, slice)
+        else tensor.index_select(1, part.to(tensor.device))
         for part in segments
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
@@ -95,9 +98,10 @@ def read(tensor: torch.Tensor, segments: tuple[Segment, ...]) -> torch.Tensor:
 def allowed(row: RowPlan, window: int | None, device: torch.device) -> torch.Tensor:
     """Returns which keys each new token may see, bool [N, L]: causal, within the window, not hidden."""
     last = torch.arange(row.length - row.num_new, row.length, device=device)[:, None]
-    keys = row.key_tokens
-    if keys is None:
+    if row.key_tokens is None:
         keys = torch.arange(row.length, device=device)
+    else:
+        keys = row.key_tokens.to(device)
     seen = keys <= last
     if window is not None:
         seen &= keys > last - window

@@ -23,11 +23,13 @@ def cpu_flash(
     scaling: float,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attends with query [B, H, N, D] over keys and values [B, H, L, D], strided views welcome.
+    """Attends with query [B, H, N, D] over keys and values [B, H, L, D]; views with any stride but the last.
 
     Returns:
         Output [B, H, N, D] in the input's dtype and log-sum-exp [B, H, N] in float32.
     """
+    if query.stride(-1) != 1:  # the kernel reads such a query wrongly, without an error
+        query = query.contiguous()
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, keys, values, 0.0, causal, scale=scaling
     )

@@ -12,7 +12,8 @@ from oval_core.values import LayerSpec, RowPlan
 
 
 class SdpaBackend(RowBackend):
-    """One fused call a row. Soft-capped layers, which SDPA cannot do, go through matrix products."""
+    """One fused call a row. What SDPA cannot do, or only by a whole score matrix, goes through matrix products:
+    soft caps, and values of another head dim than keys."""
 
     name = "sdpa"
     description = "torch SDPA a row: the default on CUDA and MPS"
@@ -28,7 +29,7 @@ class SdpaBackend(RowBackend):
         """Attends with one row; see `RowBackend.attend_row`."""
         keys, values = read(store.keys, row.segments), read(store.values, row.segments)
         mask = _mask(row, spec, query.device) if bias is None else None
-        if spec.softcap is not None:
+        if spec.softcap is not None or keys.shape[2] != values.shape[2]:
             return dense_attention(query, keys, values, spec, mask, bias)
         causal = bias is None and mask is None and row.num_new > 1
         out = F.scaled_dot_product_attention(

@@ -1,0 +1,44 @@
+"""Draws a decode report. matplotlib is no dependency: without it, a clear error before anything is measured."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from oval_adapters.bench.values import DecodeReport
+from oval_core.errors import ConfigError
+
+
+def check_plot(path: Path) -> None:
+    """Raises `ConfigError` unless a plot can be drawn to this file."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(
+            "plot: matplotlib is not installed. Allowed: --plot where it can be imported. Install it with "
+            "pip install matplotlib, or leave --plot out and use --json."
+        )
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"plot: got {path}. Allowed: a .png, .svg or .pdf file. Rename it.")
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"plot: no folder {path.parent}. Allowed: an existing one. Make it first."
+        )
+
+
+def draw_decode(report: DecodeReport, path: Path) -> None:
+    """Writes median (line) and p99 (upper edge of the band) of the time a token, over the context."""
+    from matplotlib.figure import Figure  # no pyplot: it would keep a global figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    contexts = [row.context for row in report.rows]
+    for label, side in (("Hugging Face", "hf"), ("OVAL", "oval")):
+        median = [getattr(row, f"{side}_ms_p50") for row in report.rows]
+        high = [getattr(row, f"{side}_ms_p99") for row in report.rows]
+        (line,) = axes.plot(contexts, median, marker="o", label=label)
+        axes.fill_between(contexts, median, high, alpha=0.2, color=line.get_color())
+    axes.set_xlabel("tokens in the cache")
+    axes.set_ylabel("ms a token (median, band to p99)")
+    axes.set_title(f"{report.model}, {report.dtype}, {report.threads} threads, {report.backend}")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.savefig(path, dpi=120)

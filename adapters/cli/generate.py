@@ -1,0 +1,383 @@
+"""`oval generate`: text from a prompt, a chat turn or a file, on the paged cache."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+    from transformers import (
+        PretrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        TextStreamer,
+    )
+
+    from oval_adapters.bench.timed_text import TimedText
+    from oval_core.config import OvalConfig
+
+Model = Annotated[str, typer.Option(help="smol, a folder, or a hub id OWNER/NAME.")]
+Prompt = Annotated[str | None, typer.Option(help="Text to continue, as it is.")]
+Chat = Annotated[str | None, typer.Option(help="A user's turn, put in the model's chat template.")]
+File = Annotated[str | None, typer.Option(help="UTF-8 file to continue, as it is; - reads stdin.")]
+System = Annotated[str | None, typer.Option(help="System message before --chat.")]
+Config = Annotated[str | None, typer.Option(help="A shipped configuration or a YAML file.")]
+PageSize = Annotated[int | None, typer.Option(help="Tokens in a page, 1..32.")]
+Backend = Annotated[str | None, typer.Option(help="Attention backend; `oval doctor` lists them.")]
+NoOval = Annotated[bool, typer.Option("--no-oval", help="Run plain Hugging Face, to compare.")]
+Dtype = Annotated[
+    str,
+    typer.Option(help="auto, float32, bfloat16 or float16; auto: bfloat16 where it is supported."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy; above 0 samples.")]
+TopP = Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this mass.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the sampling.")]
+# 512: half the peak memory of a whole prefill of 2048 tokens, for about a sixth more processor time.
+PrefillChunk = Annotated[
+    int, typer.Option(help="Tokens a forward of a long prompt: bounds its memory, shows progress.")
+]
+Stream = Annotated[
+    bool | None,
+    typer.Option(
+        "--stream/--no-stream",
+        help="Print as it comes [default: unless --json]; with it: on stderr.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, last on stdout.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+_MAX_SEED = 2**63 - 1
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command `generate`."""
+    app.command("generate")(generate_command)
+
+
+def generate_command(
+    ctx: typer.Context,
+    model: Model = "smol",
+    prompt: Prompt = None,
+    chat: Chat = None,
+    file: File = None,
+    system: System = None,
+    config: Config = None,
+    page_size: PageSize = None,
+    backend: Backend = None,
+    no_oval: NoOval = False,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    max_new_tokens: MaxNewTokens = 128,
+    temperature: Temperature = 0.0,
+    top_p: TopP = None,
+    seed: Seed = None,
+    prefill_chunk: PrefillChunk = 512,
+    stream: Stream = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Generate text with a Hugging Face model on OVAL's paged cache.
+
+    tokens/s and decode_ms_p50 count decode steps only; the prompt's time is prefill_s.
+    """
+    from rich.console import Console
+
+    if debug:
+        ctx.find_root().params["debug"] = True
+    sampling = Sampling(max_new_tokens, temperature, top_p, seed, prefill_chunk)
+    sampling.check()
+    source = Source(prompt, chat, file, system)
+    text = source.read()
+    console = Console(stderr=True)
+    with console.status(f"loading {model}"):
+        settings = None if no_oval else _settings(config, page_size, backend)
+        _check_no_oval(no_oval, config, page_size, backend)
+        loaded = _load(model, dtype, device, source, text, sampling)
+    show = not as_json if stream is None else stream
+    streamer = _text_streamer(loaded.tokenizer, to_stderr=as_json) if show else None
+    result = _generate(console, loaded, settings, sampling, streamer)
+    _print(console, result, as_json, show)
+    from oval_adapters.bench.timed_text import INTERRUPTED
+
+    if result.finish_reason == INTERRUPTED:
+        from oval_adapters.cli.app import INTERRUPTED_STATUS
+
+        console.print("interrupted", style="yellow")
+        raise typer.Exit(INTERRUPTED_STATUS)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the prompt comes from: exactly one of prompt, chat and file."""
+
+    prompt: str | None
+    chat: str | None
+    file: str | None
+    system: str | None
+
+    def read(self) -> str:
+        """Returns the user's text, not yet in any template."""
+        from oval_core.errors import ConfigError
+
+        given = [f"--{n}" for n in ("prompt", "chat", "file") if getattr(self, n) is not None]
+        if len(given) != 1:
+            raise ConfigError(
+                f"prompt: got {' and '.join(given) or 'none'}. Allowed: exactly one of --prompt, --chat and "
+                "--file. Give one."
+            )
+        if self.system is not None and self.chat is None:
+            raise ConfigError(
+                f"system: got --system with {given[0]}. Allowed: with --chat. Leave it out."
+            )
+        text = _read_file(self.file) if self.file is not None else self.prompt or self.chat or ""
+        if not text.strip():
+            raise ConfigError(f"{given[0]}: got no text. Allowed: any text. Give some.")
+        return text
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, text: str, model: str) -> torch.Tensor:
+        """Returns the token ids [1, T] of the prompt, the chat template included."""
+        from oval_core.errors import ConfigError
+
+        if self.chat is None:
+            return tokenizer(text, return_tensors="pt", verbose=False)["input_ids"]
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                f"chat: the tokenizer of {model!r} has no chat template. Allowed: models made for chat. "
+                "Use --prompt, with the template written out."
+            )
+        from jinja2 import TemplateError
+
+        messages = [{"role": "user", "content": text}]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": self.system})
+        try:
+            encoded = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+        except TemplateError as error:
+            raise ConfigError(
+                f"chat: the template of {model!r} refused the messages: {error}. Change --chat or --system."
+            ) from error
+        return encoded["input_ids"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen, and how many."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float | None
+    seed: int | None
+    prefill_chunk: int
+
+    def check(self) -> None:
+        """Raises `ConfigError` where a value is out of range."""
+        from oval_core.errors import ConfigError
+
+        seed_ok = self.seed is None or 0 <= self.seed <= _MAX_SEED
+        rules = (
+            ("max-new-tokens", self.max_new_tokens, "1 or more", self.max_new_tokens >= 1),
+            ("prefill-chunk", self.prefill_chunk, "1 or more", self.prefill_chunk >= 1),
+            ("temperature", self.temperature, "0 or more", 0 <= self.temperature < math.inf),
+            ("top-p", self.top_p, "above 0, up to 1", self.top_p is None or 0 < self.top_p <= 1),
+            ("seed", self.seed, f"0..{_MAX_SEED}", seed_ok),
+        )
+        for name, value, allowed, is_right in rules:
+            if not is_right:
+                raise ConfigError(
+                    f"{name}: got {value}. Allowed: {allowed}. Choose a value in that range."
+                )
+        if self.top_p is not None and self.temperature == 0:
+            raise ConfigError(
+                "top-p: got it with temperature 0, which is greedy. Allowed: with --temperature above 0. "
+                "Add --temperature, or leave --top-p out."
+            )
+
+    def arguments(self, prompt_tokens: int) -> dict[str, Any]:
+        """Returns the keyword arguments of `model.generate`."""
+        chosen: dict[str, Any] = {"max_new_tokens": self.max_new_tokens}
+        chosen["do_sample"] = self.temperature > 0
+        if self.temperature > 0:
+            chosen["temperature"] = self.temperature
+        if self.top_p is not None:
+            chosen["top_p"] = self.top_p
+        if prompt_tokens > self.prefill_chunk:
+            chosen["prefill_chunk_size"] = self.prefill_chunk
+        return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model, its tokenizer, the prompt's token ids [1, T], and what fits behind them."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    ids: torch.Tensor
+    max_new_tokens: int
+
+
+def _read_file(name: str) -> str:
+    from oval_core.errors import ConfigError
+
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
+        return data.decode("utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"file: cannot read {name}: {error.strerror}. Allowed: a readable file, or - for stdin. Check the path."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"file: {name} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}. "
+            "Allowed: UTF-8. Convert it first."
+        ) from error
+
+
+def _settings(config: str | None, page_size: int | None, backend: str | None) -> OvalConfig:
+    from oval_adapters.config_files import load_config
+
+    changes = {"page_size": page_size, "backend": backend}
+    return replace(load_config(config), **{name: v for name, v in changes.items() if v is not None})
+
+
+def _check_no_oval(
+    no_oval: bool, config: str | None, page_size: int | None, backend: str | None
+) -> None:
+    from oval_core.errors import ConfigError
+
+    options = {"--config": config, "--page-size": page_size, "--backend": backend}
+    given = [name for name, value in options.items() if value is not None]
+    if no_oval and given:
+        raise ConfigError(
+            f"no-oval: got it with {', '.join(given)}, which set up OVAL. Allowed: one or the other. Leave one out."
+        )
+
+
+def _load(
+    model: str, dtype: str, device: str, source: Source, text: str, sampling: Sampling
+) -> Loaded:
+    """Loads what is small first, so that a wrong prompt is found before the weights are read."""
+    from oval_adapters.load_model import (
+        load_config_of,
+        load_model,
+        load_tokenizer,
+        resolve_device,
+        resolve_dtype,
+    )
+
+    resolve_dtype(dtype, resolve_device(device))
+    hf_config = load_config_of(model)
+    tokenizer = load_tokenizer(model)
+    ids = source.encode(tokenizer, text, model)
+    room = _room(hf_config, ids.shape[1])
+    loaded = load_model(model, dtype, device)
+    return Loaded(loaded, tokenizer, ids.to(loaded.device), min(sampling.max_new_tokens, room))
+
+
+def _room(hf_config: PretrainedConfig, prompt_tokens: int) -> float:
+    """Returns how many tokens may follow the prompt: the last one needs no position, nobody reads it."""
+    from oval_core.errors import ConfigError, PromptTooLongError
+
+    limit = getattr(hf_config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if prompt_tokens == 0:
+        raise ConfigError(
+            "prompt: the tokenizer made no token of it. Allowed: any text. Change it."
+        )
+    if limit is not None and prompt_tokens > limit:
+        raise PromptTooLongError(
+            f"prompt: got {prompt_tokens} tokens. Allowed: {limit}, the positions of this model. Shorten the "
+            "prompt, or use a model with a longer context."
+        )
+    return math.inf if limit is None else limit - prompt_tokens + 1
+
+
+def _generate(
+    console: Console,
+    loaded: Loaded,
+    settings: OvalConfig | None,
+    sampling: Sampling,
+    streamer: TextStreamer | None,
+) -> TimedText:
+    import torch
+
+    from oval_adapters.bench.timed_text import generate_timed
+
+    model, tokenizer, length = loaded.model, loaded.tokenizer, loaded.ids.shape[1]
+    if loaded.max_new_tokens < sampling.max_new_tokens:
+        note = f"at most {loaded.max_new_tokens} new tokens: the model has no more positions"
+        console.print(note, style="dim", highlight=False)
+    if sampling.seed is not None:
+        torch.manual_seed(sampling.seed)
+    arguments = sampling.arguments(length) | {"max_new_tokens": loaded.max_new_tokens}
+    if model.generation_config.pad_token_id is None:
+        arguments["pad_token_id"] = tokenizer.eos_token_id
+    with _prefill_bar(console, model, length, sampling.prefill_chunk) as hide:
+        return generate_timed(model, tokenizer, loaded.ids, arguments, settings, streamer, hide)
+
+
+@contextlib.contextmanager
+def _prefill_bar(
+    console: Console, model: PreTrainedModel, length: int, chunk: int
+) -> Iterator[Callable[[], None] | None]:
+    """Shows how much of a long prompt is through; gives a function that takes the bar away."""
+    if length <= chunk or not console.is_terminal:
+        yield None
+        return
+    from rich.progress import Progress
+
+    progress = Progress(console=console, transient=True)
+    task = progress.add_task(f"prefill of {length} tokens", total=length)
+    hook = model.get_decoder().register_forward_hook(
+        lambda *_: progress.update(task, advance=chunk)
+    )
+
+    def hide() -> None:
+        hook.remove()
+        progress.stop()
+
+    progress.start()
+    try:
+        yield hide
+    finally:
+        hide()
+
+
+def _text_streamer(tokenizer: PreTrainedTokenizerBase, *, to_stderr: bool) -> TextStreamer:
+    from transformers import TextStreamer
+
+    class StderrStreamer(TextStreamer):
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            print(text, file=sys.stderr, flush=True, end="\n" if stream_end else "")
+
+    streamer = StderrStreamer if to_stderr else TextStreamer
+    return streamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+
+
+def _print(console: Console, result: TimedText, as_json: bool, streamed: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(asdict(result)))
+        return
+    if not streamed:
+        typer.echo(result.text)
+    parts = [f"{result.new_tokens} tokens"]
+    if result.tokens_per_s is not None:
+        parts.append(f"{result.tokens_per_s:.1f} tokens/s")
+    if result.prefill_s is not None:
+        parts.append(f"prefill {result.prefill_s:.2f} s ({result.prompt_tokens} tokens)")
+    parts.append(f"backend {result.stats['backend']}")
+    if "peak_bytes" in result.stats:
+        parts.append(f"cache {result.stats['peak_bytes'] / 1e6:.1f} MB")
+    console.print(", ".join(parts), style="dim", highlight=False, soft_wrap=True)
