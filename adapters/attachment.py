@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from oval_adapters.attention_switch import AttentionSwitch
 from oval_adapters.config_files import load_config
 from oval_adapters.families import decoder_family
 from oval_adapters.generate import wrap_generate
 from oval_adapters.hf_attention import register, unregister
-from oval_adapters.hf_cache import OvalCache
+from oval_adapters.hf_cache import OvalCache, check_positions
 from oval_adapters.linears import patch_linears
 from oval_adapters.patch import OvalCall, Patch
 from oval_core.attention import create_backend
-from oval_core.config import OvalConfig
+from oval_core.config import OvalConfig, check_int
 from oval_core.errors import CacheMismatchError, UnsupportedModelError
 from oval_core.metrics import CacheCounters
 from oval_core.paged_cache import PagedCache
 from oval_core.policy import create_policy
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 __all__ = ["Attachment", "attach"]
 
@@ -69,11 +70,12 @@ class Attachment:
         self._text_config = self._decoder.config
         family = decoder_family(model.config)
         self._windows = family.windows(self._text_config)
+        self._drops_cache_above = family.drops_cache_above(self._text_config)
         device = next(self._decoder.parameters()).device
         self._backend = create_backend(config.backend, device)
         self._policy = create_policy(config.policy)
         self._name = f"oval-{next(_serial)}"
-        self._switch = _AttentionSwitch(self._text_config, self._name)
+        self._switch = AttentionSwitch(self._text_config, self._name)
         self._thread = _ThreadState()
         self._patches: list[Patch] = []
         self._install()
@@ -94,6 +96,7 @@ class Attachment:
         Args:
             reserve_tokens: tokens a row to set aside at the first forward; 0 grows by need.
         """
+        check_int("reserve_tokens", reserve_tokens, 0, None)
         reserve = self.config.reserve_tokens or reserve_tokens
         paged = PagedCache(
             self.config,
@@ -104,6 +107,15 @@ class Attachment:
             counters=self.counters,
         )
         return OvalCache(paged, self._text_config, self._windows, owner=self, reserve=reserve)
+
+    def check_prompt(self, prompt: torch.Tensor | None, mask: torch.Tensor | None) -> None:
+        """Raises `PromptTooLongError` before any work is done; padding does not count."""
+        limit = getattr(self._text_config, "max_position_embeddings", None)
+        if prompt is None or limit is None or prompt.shape[1] <= limit:
+            return
+        with_mask = mask is not None and mask.ndim == 2
+        longest = int(mask.sum(1).max()) if with_mask else int(prompt.shape[1])
+        check_positions(longest, limit)
 
     def owns(self, cache: object) -> bool:
         """Whether a cache is one that this attachment made."""
@@ -126,7 +138,6 @@ class Attachment:
         for patch in reversed(self._patches):
             patch.undo()
         if self._patches:
-            self._switch.restore()
             unregister(self._name)
         self._patches = []
 
@@ -138,7 +149,7 @@ class Attachment:
 
     @contextlib.contextmanager
     def generating(self) -> Iterator[None]:
-        """Marks that `generate` runs with an OVAL cache: a forward without one is then an error."""
+        """Marks that `generate` runs with an OVAL cache: a model that drops it is then found out."""
         self._thread.generate_depth += 1
         try:
             yield
@@ -168,34 +179,49 @@ class Attachment:
         self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """One forward of the decoder: plan, run on OVAL's attention, commit. Any error takes it back."""
-        if args:
-            kwargs = {**inspect.signature(original).bind_partial(*args).arguments, **kwargs}
-        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        named = {**self._names(args), **kwargs} if args else kwargs
+        cache = named.get("cache", named.get("past_key_values"))
+        states = named.get("inputs_embeds")
+        if states is None:
+            states = named.get("input_ids")
         self._thread.on_oval = isinstance(cache, OvalCache)
         if not isinstance(cache, OvalCache):
-            if self._thread.generate_depth:
-                raise UnsupportedModelError(
-                    f"{type(self.model).__name__} dropped its OVAL cache in the middle of generate (Phi-3 does "
-                    "so where the text outgrows original_max_position_embeddings). Allowed: texts below that "
-                    "length. Shorten the text, or pass use_oval=False."
-                )
-            return original(**kwargs)
-        states = kwargs.get("inputs_embeds")
+            if cache is None and states is not None:
+                self._check_dropped(states.shape[1])
+            with self._switch.plain():
+                return original(*args, **kwargs)
         if states is None:
-            states = kwargs["input_ids"]
-        _check_call(kwargs)
+            raise CacheMismatchError(
+                "forward: got neither input_ids nor inputs_embeds. Allowed: one of them. Pass the new tokens."
+            )
+        kwargs = named
+        _check_call(kwargs, self._text_config)
         cache.begin(
             self, kwargs.get("attention_mask"), states.shape[0], states.shape[1], states.device
         )
         kwargs["attention_mask"] = states.new_empty(1, 1, 0, 0)  # 4-D: transformers builds no mask
         try:
-            with self._switch:
+            with self._switch.oval():
                 output = original(**kwargs)
         except BaseException:
             cache.abort()
             raise
         cache.commit(output[0] if self.config.track_hidden else None)
         return output
+
+    def _names(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        # of the class: an instance's forward may be wrapped by someone as (*args, **kwargs)
+        bound = inspect.signature(type(self._decoder).forward).bind_partial(self._decoder, *args)
+        return dict(list(bound.arguments.items())[1:])  # without self
+
+    def _check_dropped(self, num_tokens: int) -> None:
+        limit = self._drops_cache_above
+        if self._thread.generate_depth and limit is not None and num_tokens > limit:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} throws its cache away where a text outgrows {limit} tokens "
+                f"(original_max_position_embeddings): got {num_tokens}. Allowed with OVAL: up to {limit}. "
+                "Shorten the text, or pass use_oval=False."
+            )
 
 
 class _ThreadState(threading.local):
@@ -204,38 +230,6 @@ class _ThreadState(threading.local):
     generate_depth = 0
     on_oval = False
     """Whether its last decoder forward used an OVAL cache; the LM head runs after it."""
-
-
-class _AttentionSwitch:
-    """Sets the decoder's attention to OVAL's for the length of a forward: a property of the call, not the model.
-
-    Forwards of several threads may overlap; the first in sets it, the last out puts it back.
-    """
-
-    def __init__(self, text_config: Any, name: str) -> None:
-        self._config, self._name = text_config, name
-        self._before = text_config._attn_implementation
-        self._depth = 0
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._depth == 0:
-                self._before = self._config._attn_implementation
-                self._config._attn_implementation = self._name
-            self._depth += 1
-
-    def __exit__(self, *exc: object) -> None:
-        with self._lock:
-            self._depth -= 1
-            if self._depth == 0:
-                self._config._attn_implementation = self._before
-
-    def restore(self) -> None:
-        """Puts the attention back even if a forward never ended."""
-        with self._lock:
-            if self._config._attn_implementation == self._name:
-                self._config._attn_implementation = self._before
 
 
 def _decoder_of(model: PreTrainedModel) -> torch.nn.Module:
@@ -252,7 +246,7 @@ def _decoder_of(model: PreTrainedModel) -> torch.nn.Module:
     return model.get_decoder()
 
 
-def _check_call(kwargs: dict[str, Any]) -> None:
+def _check_call(kwargs: dict[str, Any], config: PretrainedConfig) -> None:
     if torch.is_grad_enabled():
         raise CacheMismatchError(
             "a forward with an OVAL cache ran with gradients on. Allowed: inference. Wrap the call in "
@@ -262,7 +256,7 @@ def _check_call(kwargs: dict[str, Any]) -> None:
         raise UnsupportedModelError(
             "attention_mask: got a dict of ready masks. Allowed: a 2-D or 4-D tensor, or None. Pass the 2-D mask."
         )
-    if kwargs.get("output_attentions"):
+    if kwargs.get("output_attentions", config.output_attentions):
         raise UnsupportedModelError(
             "output_attentions=True: OVAL never builds the weights. Allowed: False. Run such a call with "
             "use_oval=False and attn_implementation='eager'."

@@ -7,6 +7,7 @@ real tokens only, so a short row costs what it is long, and no page summary is s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -23,7 +24,12 @@ class ColumnMap:
         self._pending: torch.Tensor | None = None  # bool [B, T] of the running forward
 
     def request(
-        self, mask: torch.Tensor | None, batch_size: int, num_queries: int
+        self,
+        mask: torch.Tensor | None,
+        batch_size: int,
+        num_queries: int,
+        *,
+        with_columns: bool = False,
     ) -> list[RowRequest]:
         """Says what each row brings to a forward.
 
@@ -31,6 +37,8 @@ class ColumnMap:
             mask: [B, length + T], true or 1 for real tokens, as Hugging Face passes it; None for all real.
             batch_size: B.
             num_queries: T.
+            with_columns: also say which columns a row's tokens are in, where padding lies between them:
+                Hugging Face's sliding windows count columns.
         """
         self._pending = None
         if mask is None:
@@ -51,7 +59,11 @@ class ColumnMap:
                 "tokens that were real then. Pass the mask of the earlier turn, extended."
             )
         self._pending = new
-        return [self._row(old[row], new[row], stored[row]) for row in range(batch_size)]
+        rows = [self._row(old[row], new[row], stored[row]) for row in range(batch_size)]
+        if with_columns:
+            grid = torch.cat([stored, new], dim=1)
+            rows = [replace(r, positions=_gaps(grid[i])) for i, r in enumerate(rows)]
+        return rows
 
     def commit(self, num_queries: int) -> None:
         """Adds the columns of the forward that `request` described."""
@@ -112,3 +124,9 @@ class ColumnMap:
                 f"attention_mask: got shape {tuple(mask.shape)}. Allowed: {want}, a column for each of "
                 f"{self.length} cached and {num_queries} new tokens. Extend the mask, or pass none."
             )
+
+
+def _gaps(row: torch.Tensor) -> torch.Tensor | None:
+    places = row.nonzero()[:, 0]
+    consecutive = len(places) == 0 or int(places[-1] - places[0]) + 1 == len(places)
+    return None if consecutive else places

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from oval_adapters.hf_cache import OvalCache
 from oval_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,15 +37,19 @@ def wrap_generate(attachment: Attachment, original: Callable[..., Any]) -> Calla
         **kwargs: Any,
     ) -> Any:
         _check_parts(use_oval, oval_router, oval_page_manager)
-        if not use_oval:
-            return original(*args, **kwargs)
+        if kwargs.get("past_key_values", ...) is None:
+            del kwargs["past_key_values"]
         own = kwargs.get("cache", kwargs.get("past_key_values"))
+        if not use_oval:
+            _check_not_ours(own)
+            return original(*args, **kwargs)
         settings = _Settings(attachment.model.generation_config, args, kwargs)
         if own is None:
             if settings.wants_other_cache():
                 return original(*args, **kwargs)
-            kwargs["cache"] = own = attachment.new_cache(settings.expected_tokens(args, kwargs))
-            settings.drop_default_implementation(kwargs)
+            prompt = _prompt(args, kwargs)
+            attachment.check_prompt(prompt, kwargs.get("attention_mask"))
+            kwargs["cache"] = own = attachment.new_cache(settings.expected_tokens(prompt))
         if not attachment.owns(own):
             return original(*args, **kwargs)
         with attachment.generating():
@@ -75,39 +79,41 @@ class _Settings:
         return value if value is not None else getattr(self._default, name, None)
 
     def wants_other_cache(self) -> bool:
-        """Whether the caller chose a cache, or none: that choice stands."""
-        chosen = self.explicit("cache_implementation")
+        """Whether the caller or the model chose a cache, or none: that choice stands."""
+        chosen = self.get("cache_implementation")
+        if (
+            chosen == "hybrid"
+        ):  # an old default of Gemma 2 checkpoints, which transformers drops itself
+            chosen = None
         if chosen is not None:
-            _log.info("cache_implementation=%r was asked for: this call runs without OVAL", chosen)
+            _log.warning("cache_implementation=%r is set: this call runs without OVAL", chosen)
         return chosen is not None or self.get("use_cache") is False
 
-    def drop_default_implementation(self, kwargs: dict[str, Any]) -> None:
-        """Keeps a model's own default cache (Gemma 2: hybrid) from clashing with ours."""
-        if getattr(self._default, "cache_implementation", None) is None:
-            return
-        config = copy.deepcopy(self._passed if self._passed is not None else self._default)
-        config.cache_implementation = None
-        kwargs["generation_config"] = config
-
-    def expected_tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    def expected_tokens(self, prompt: torch.Tensor | None) -> int:
         """Returns how many tokens a row will hold at most: memory to set aside, not a limit."""
-        prompt = next(
-            (
-                value
-                for value in (
-                    kwargs.get("inputs_embeds"),
-                    kwargs.get("input_ids"),
-                    kwargs.get("inputs", args[0] if args else None),
-                )
-                if value is not None
-            ),
-            None,
-        )
         length = 1 if prompt is None else int(prompt.shape[1])
         new = self.get("max_new_tokens")
         if new is not None:
             return length + int(new)
         return max(length + 1, int(self.get("max_length") or 0))
+
+
+def _prompt(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Returns the ids [B, T] or embeddings [B, T, C] that `generate` was given."""
+    inputs = kwargs.get("inputs", args[0] if args else None)
+    for value in (kwargs.get("inputs_embeds"), kwargs.get("input_ids"), inputs):
+        if value is not None:
+            prompt: torch.Tensor = value
+            return prompt
+    return None
+
+
+def _check_not_ours(cache: object) -> None:
+    if isinstance(cache, OvalCache):
+        raise ConfigError(
+            "use_oval: got False together with an OVAL cache. Allowed: one or the other. Leave the cache out, or "
+            "pass cache.to_dynamic_cache()."
+        )
 
 
 def _check_parts(use_oval: object, router: object, page_manager: object) -> None:

@@ -38,6 +38,7 @@ def attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
+    dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attends with query [B, H, T, D] over the pages; returns ([B, T, H, E], no weights).
@@ -60,6 +61,11 @@ def attention(
                 f"{type(module).__name__}: got attention argument {name!r}, which no OVAL backend computes. "
                 "Allowed: plain, windowed and soft-capped attention. Run this model without OVAL."
             )
+    if dropout:
+        raise UnsupportedModelError(
+            f"{type(module).__name__}: got attention dropout {dropout}. Allowed: 0, as in evaluation. "
+            "Call model.eval() first."
+        )
     spec = LayerSpec(query.shape[-1] ** -0.5 if scaling is None else scaling, view.window, softcap)
     return view.paged.attend(view.layer_idx, query, spec), None
 

@@ -56,6 +56,11 @@ class OvalCache(Cache):
         """Rows of the batch, or -1 before the first forward, as Hugging Face has it."""
         return self.paged.batch_size or -1
 
+    @property
+    def is_initialized(self) -> bool:
+        """Whether a token was written."""
+        return self._columns.length > 0
+
     def begin(
         self,
         owner: object,
@@ -79,9 +84,11 @@ class OvalCache(Cache):
         self._check_forward(owner, batch_size)
         bias = None
         if attention_mask is not None and attention_mask.ndim == 4:
-            bias = self._bias(attention_mask, num_queries)
+            bias = self._bias(attention_mask, batch_size, num_queries)
             attention_mask = None
-        requests = self._columns.request(attention_mask, batch_size, num_queries)
+        requests = self._columns.request(
+            attention_mask, batch_size, num_queries, with_columns=any(self._windows)
+        )
         self._check_length(requests, num_queries)
         self.paged.begin(requests, num_queries, device, self.reserve, bias)
 
@@ -138,7 +145,7 @@ class OvalCache(Cache):
         """
         columns = self._columns.length
         if not -columns <= tokens_to_remove <= 0:
-            raise ValueError(
+            raise CacheMismatchError(
                 f"crop: got {tokens_to_remove}. Allowed: minus the number of tokens to remove, {-columns}..0. "
                 "Pass a negative number."
             )
@@ -218,23 +225,37 @@ class OvalCache(Cache):
         sequences = self.paged.table.sequences
         lengths = [seq.length for seq in sequences] or [0] * len(requests)
         longest = max(n + request.num_new for n, request in zip(lengths, requests, strict=True))
-        if longest > limit:
-            raise PromptTooLongError(
-                f"prompt: got {longest} tokens. Allowed: {limit}, the positions of this model "
-                "(max_position_embeddings). Shorten the prompt, or use a model with a longer context."
-            )
+        check_positions(longest, limit)
 
-    def _bias(self, mask: torch.Tensor, num_queries: int) -> torch.Tensor:
+    def _bias(self, mask: torch.Tensor, batch_size: int, num_queries: int) -> torch.Tensor:
+        heads = self._config.num_attention_heads
         want = (num_queries, self._columns.length + num_queries)
-        if tuple(mask.shape[2:]) != want or self._columns.has_padding:
+        fits = (
+            mask.shape[0] in (1, batch_size)
+            and mask.shape[1] in (1, heads)
+            and tuple(mask.shape[2:]) == want
+            and (mask.dtype == torch.bool or mask.is_floating_point())
+        )
+        if not fits or self._columns.has_padding:
             raise CacheMismatchError(
-                f"4-D attention_mask: got shape {tuple(mask.shape)} on a cache of {self._columns.length} "
-                f"columns. Allowed: [B, 1, {want[0]}, {want[1]}], and no padding cached before. Pass a 2-D mask."
+                f"4-D attention_mask: got {tuple(mask.shape)}, {mask.dtype}, on a cache of "
+                f"{self._columns.length} columns{' with padding' if self._columns.has_padding else ''}. Allowed: "
+                f"[{batch_size} or 1, {heads} or 1, {want[0]}, {want[1]}], bool or floating, and no padding cached "
+                "before. Pass such a mask, or a 2-D mask."
             )
         if mask.dtype == torch.bool:
             zero = torch.zeros((), dtype=torch.float32, device=mask.device)
             return torch.where(mask, zero, float("-inf"))
         return mask
+
+
+def check_positions(num_tokens: int, limit: int) -> None:
+    """Raises `PromptTooLongError` if a prompt has more tokens than the model has positions."""
+    if num_tokens > limit:
+        raise PromptTooLongError(
+            f"prompt: got {num_tokens} tokens. Allowed: {limit}, the positions of this model "
+            "(max_position_embeddings). Shorten the prompt, or use a model with a longer context."
+        )
 
 
 class OvalLayer(CacheLayerMixin):

@@ -38,12 +38,12 @@ class OvalConfig:
     track_hidden: bool = False
 
     def __post_init__(self) -> None:
-        _check_int("page_size", self.page_size, MIN_PAGE_SIZE, MAX_PAGE_SIZE)
+        check_int("page_size", self.page_size, MIN_PAGE_SIZE, MAX_PAGE_SIZE)
         _check_name("policy", self.policy, POLICY_NAMES)
         _check_name("backend", self.backend, BACKEND_NAMES)
         _check_name("linears", self.linears, LINEARS_NAMES)
         if self.reserve_tokens is not None:
-            _check_int("reserve_tokens", self.reserve_tokens, 1, None)
+            check_int("reserve_tokens", self.reserve_tokens, 1, None)
         if not isinstance(self.track_hidden, bool):
             raise ConfigError(
                 f"track_hidden: got {self.track_hidden!r}. Allowed: true or false. Set one of them."
@@ -63,7 +63,8 @@ class OvalConfig:
         return asdict(self)
 
 
-def _check_int(name: str, value: object, low: int, high: int | None) -> None:
+def check_int(name: str, value: object, low: int, high: int | None) -> None:
+    """Raises `ConfigError` unless value is a whole number in low..high."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(
             f"{name}: got {value!r} ({type(value).__name__}). Allowed: a whole number. Give one."

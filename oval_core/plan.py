@@ -91,6 +91,7 @@ def _row_plan(
         segments=segments_of(runs, device),
         query_places=request.query_places,
         key_tokens=key_tokens,
+        positions=request.positions,
         hidden=hidden,
     )
 

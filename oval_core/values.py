@@ -20,11 +20,14 @@ class RowRequest:
         num_new: tokens to append; less than T where the row is padded.
         query_places: places of those tokens among the T queries; None when they are all T.
         hidden: bool [tokens cached before] true where this forward must not look; None when nowhere.
+        positions: place in the caller's text of each token, new ones included, for windows; None when they
+            are consecutive.
     """
 
     num_new: int
     query_places: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class RowPlan:
         segments: where they are, in key order.
         query_places: as in `RowRequest`.
         key_tokens: [length] token index of each key; None when keys are in token order.
+        positions: [length] as in `RowRequest`, by token index.
         hidden: bool [length] true where no query may look; None when nowhere.
     """
 
@@ -45,12 +49,13 @@ class RowPlan:
     segments: tuple[Segment, ...]
     query_places: torch.Tensor | None = None
     key_tokens: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether causal order alone decides what a query sees."""
-        return self.key_tokens is None and self.hidden is None
+        return self.key_tokens is None and self.positions is None and self.hidden is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class LayerSpec:
 
     Attributes:
         scaling: factor on q.k.
-        window: a query sees itself and the `window - 1` tokens before it; None for all.
+        window: a query sees itself and the `window - 1` places before it; None for all.
         softcap: scores become softcap * tanh(score / softcap); None for none.
     """
 

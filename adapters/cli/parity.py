@@ -17,7 +17,8 @@ Model = Annotated[str, typer.Option("--model", help="smol, a folder, or a hub id
 Dtype = Annotated[str, typer.Option(help="float32 proves equality; bfloat16 shows near-ties.")]
 Tokens = Annotated[int, typer.Option("--max-new-tokens", help="Tokens a prompt.")]
 Document = Annotated[
-    Path | None, typer.Option(help="UTF-8 text for the long prompt; without it, a diary written for this.")
+    Path | None,
+    typer.Option(help="UTF-8 text for the long prompt; without it, a diary written for this."),
 ]
 Cases = Annotated[str | None, typer.Option(help="Only cases whose name holds this text.")]
 Backend = Annotated[str, typer.Option(help="OVAL's attention backend.")]

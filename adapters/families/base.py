@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
+def _never(config: PretrainedConfig) -> int | None:
+    return None
+
+
 def _no_windows(config: PretrainedConfig) -> tuple[int | None, ...]:
     return (None,) * config.num_hidden_layers
 
@@ -23,11 +27,13 @@ class Family:
     Attributes:
         model_type: as in the config.
         windows: gives each layer's sliding window in tokens (the query's own included), None for all.
+        drops_cache_above: gives the length of text from which on the model's `generate` throws a cache away.
         known_layer_types: values of `config.layer_types` whose masks OVAL reproduces.
     """
 
     model_type: str
     windows: Callable[[PretrainedConfig], tuple[int | None, ...]] = _no_windows
+    drops_cache_above: Callable[[PretrainedConfig], int | None] = _never
     known_layer_types: tuple[str, ...] = ("full_attention", "sliding_attention")
 
     def check(self, config: PretrainedConfig) -> None:

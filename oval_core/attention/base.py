@@ -97,14 +97,16 @@ def read(tensor: torch.Tensor, segments: tuple[Segment, ...]) -> torch.Tensor:
 
 def allowed(row: RowPlan, window: int | None, device: torch.device) -> torch.Tensor:
     """Returns which keys each new token may see, bool [N, L]: causal, within the window, not hidden."""
-    last = torch.arange(row.length - row.num_new, row.length, device=device)[:, None]
+    last = torch.arange(row.length - row.num_new, row.length, device=device)
     if row.key_tokens is None:
         keys = torch.arange(row.length, device=device)
     else:
         keys = row.key_tokens.to(device)
-    seen = keys <= last
+    seen = keys <= last[:, None]
     if window is not None:
-        seen &= keys > last - window
+        if row.positions is not None:
+            keys, last = row.positions.to(device)[keys], row.positions.to(device)[last]
+        seen &= keys > last[:, None] - window
     if row.hidden is not None:
         seen &= ~row.hidden.to(device)
     return seen

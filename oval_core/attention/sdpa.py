@@ -28,9 +28,10 @@ class SdpaBackend(RowBackend):
     ) -> torch.Tensor:
         """Attends with one row; see `RowBackend.attend_row`."""
         keys, values = read(store.keys, row.segments), read(store.values, row.segments)
-        mask = _mask(row, spec, query.device) if bias is None else None
         if spec.softcap is not None or keys.shape[2] != values.shape[2]:
-            return dense_attention(query, keys, values, spec, mask, bias)
+            seen = allowed(row, spec.window, query.device) if bias is None else None
+            return dense_attention(query, keys, values, spec, seen, bias)
+        mask = _mask(row, spec, query.device) if bias is None else None
         causal = bias is None and mask is None and row.num_new > 1
         out = F.scaled_dot_product_attention(
             query[None],

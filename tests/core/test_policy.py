@@ -1,0 +1,45 @@
+"""`full` reads every token of every row; names are looked up, never guessed."""
+
+from __future__ import annotations
+
+import pytest
+
+from oval_core.config import POLICY_NAMES
+from oval_core.errors import ConfigError
+from oval_core.page_table import PageTable
+from oval_core.policy import FullPolicy, create_policy
+
+
+def test_full_reads_all_runs_tentative_ones_too() -> None:
+    table = PageTable(4)
+    table.open_sequences(3)
+    table.make_room([4] * 10)
+    table.append(0, 6)
+    table.commit(0, 6)
+    table.append(1, 3)
+    selection = FullPolicy().select(table.sequences)
+    slots = [[s for start, end in row for s in range(start, end)] for row in selection.runs]
+    assert [sorted(row) for row in slots] == [sorted(s.token_slots()) for s in table.sequences]
+    assert [len(row) for row in slots] == [6, 3, 0]
+
+
+def test_a_selection_does_not_change_when_the_sequence_does() -> None:
+    table = PageTable(4)
+    table.open_sequences(1)
+    table.make_room([4] * 4)
+    table.append(0, 3)
+    selection = FullPolicy().select(table.sequences)
+    table.append(0, 5)
+    assert selection.runs == (((0, 3),),)
+
+
+def test_every_policy_name_of_the_config_can_be_made() -> None:
+    assert [create_policy(name).name for name in POLICY_NAMES] == list(POLICY_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("fulll", "did you mean 'full'"), ("zz", "Allowed: full")]
+)
+def test_an_unknown_policy_is_refused(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"policy: got '{name}'; {hint}"):
+        create_policy(name)
