@@ -71,14 +71,22 @@ class PageTable:
         return [self.page_size] * -(-max(count - room, 0) // self.page_size)
 
     def copy_regions(self, count: int) -> list[int]:
-        """Sizes of the regions that `count` forks, or cuts of shared pages, take at most."""
-        return [MAX_PAGE_SIZE] * count
+        """Sizes of the regions that `count` forks take at most: one open page each."""
+        return [self.page_size] * count
+
+    def cut_regions(self, row: int, length: int) -> list[int]:
+        """Sizes of the regions that `truncate(row, length)` takes: copies of the shared pages it cuts."""
+        return [
+            page.capacity
+            for page in self.sequences[row].pages
+            if page.num_refs > 1 and min(page.tokens) < length <= max(page.tokens)
+        ]
 
     def make_room(self, regions: Sequence[int], reserve: int = 0) -> Relayout | None:
         """Makes sure that regions of these sizes can be allocated.
 
         Args:
-            regions: from `text_regions` or `copy_regions`, or the sizes of image pages.
+            regions: from `text_regions`, `copy_regions`, `cut_regions`, or the sizes of image pages.
             reserve: slots to set aside for each row, if the pool has to grow.
         Returns:
             The move that the caller must apply to K/V before anything is written, or None.
@@ -309,8 +317,6 @@ class PageTable:
             elif max(page.tokens) >= first:
                 page.keep(kept)
                 page.tokens = [new_index.get(token, token) for token in page.tokens]
-        for page in seq.pages[:-1]:
-            page.sealed = True
         seq.length = first + len(accepted)
         self._reopen(seq)
         seq.changed()

@@ -38,7 +38,7 @@ class PagedCache:
         self.config = config
         self.table = PageTable(config.page_size)
         self.pool = KVPool(num_layers)
-        self.summaries = PageSummaries(self.table, self.pool)
+        self._summaries = PageSummaries(self.table, self.pool)
         self.counters = counters if counters is not None else CacheCounters()
         self._policy = policy
         self._backend = backend
@@ -57,6 +57,12 @@ class PagedCache:
                 "`cache.to_dynamic_cache()` to go on with plain Hugging Face)."
             )
         return self._plan
+
+    @property
+    def summaries(self) -> PageSummaries:
+        """Summaries of the pages, made when asked for."""
+        self._check_whole()
+        return self._summaries
 
     @property
     def is_running(self) -> bool:
@@ -144,7 +150,7 @@ class PagedCache:
         """Drops the tokens of the running forward: the cache is as it was before `begin`."""
         self._plan = None
         if self._is_first:  # nothing is bound yet: not the batch size, nor dtype and head dims
-            self._is_first = False
+            self._is_first = self._is_moving = False
             self.table.reset()
             self.table.forget_slots()
             self.pool.clear()
@@ -155,18 +161,19 @@ class PagedCache:
         """Keeps the first lengths[row] tokens of each row."""
         self._settle()
         before = sum(seq.length for seq in self.table.sequences)
-        self._make_room(self.table.copy_regions(len(lengths)) if self._has_shared() else [])
+        assert len(lengths) == self.batch_size, "one length a row"
+        self._make_room(
+            [r for row, length in enumerate(lengths) for r in self.table.cut_regions(row, length)]
+        )
         for row, length in enumerate(lengths):
-            self.pool.copy_slots(self.table.truncate(row, length))
+            self._copy(self.table.truncate(row, length))
         self.counters.tokens_dropped += before - sum(lengths)
 
     def reorder(self, rows: Sequence[int]) -> None:
         """Makes the batch rows[0], rows[1], ... of the old one; a repeated row is forked."""
         self._settle()
         self._make_room(self.table.copy_regions(len(rows) - len(set(rows))))
-        copies: SlotCopy = self.table.reorder(rows)
-        self.pool.copy_slots(copies)
-        self.counters.slots_copied += len(copies.src)
+        self._copy(self.table.reorder(rows))
 
     def reset(self) -> None:
         """Drops every sequence; memory stays for the next ones."""
@@ -196,7 +203,7 @@ class PagedCache:
         )
         twin.table = copy.deepcopy(self.table)
         twin.pool = self.pool.clone()
-        twin.summaries = PageSummaries(twin.table, twin.pool)
+        twin._summaries = PageSummaries(twin.table, twin.pool)
         return twin
 
     def _make_room(self, regions: Sequence[int], reserve: int = 0) -> None:
@@ -209,8 +216,9 @@ class PagedCache:
             self.counters.slots_copied += sum(move.size for move in relayout.moves)
             self.counters.pool_growths += 1
 
-    def _has_shared(self) -> bool:
-        return any(page.num_refs > 1 for seq in self.table.sequences for page in seq.pages)
+    def _copy(self, copies: SlotCopy) -> None:
+        self.pool.copy_slots(copies)
+        self.counters.slots_copied += len(copies.src)
 
     def _check_whole(self) -> None:
         if self._is_moving:
@@ -221,5 +229,5 @@ class PagedCache:
 
     def _settle(self) -> None:
         # An interrupt (Ctrl-C) may end a forward anywhere; what it left is dropped before the next step.
-        if any(seq.num_tentative for seq in self.table.sequences):
+        if self.is_running or any(seq.num_tentative for seq in self.table.sequences):
             self.abort()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -110,6 +111,16 @@ def allowed(row: RowPlan, window: int | None, device: torch.device) -> torch.Ten
     if row.hidden is not None:
         seen &= ~row.hidden.to(device)
     return seen
+
+
+def within_window(row: RowPlan, window: int | None) -> RowPlan:
+    """Leaves out the keys that lie before the window of every new token."""
+    if window is None or not row.is_plain or row.length <= window - 1 + row.num_new:
+        return row
+    length = window - 1 + row.num_new
+    return replace(
+        row, length=length, segments=split_segments(row.segments, row.length - length)[1]
+    )
 
 
 def split_segments(

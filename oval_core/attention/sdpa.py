@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from oval_core.attention.base import RowBackend, allowed, read
+from oval_core.attention.base import RowBackend, allowed, read, within_window
 from oval_core.attention.dense import dense_attention
 from oval_core.kv_pool import LayerStore
 from oval_core.values import LayerSpec, RowPlan
@@ -27,6 +27,8 @@ class SdpaBackend(RowBackend):
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attends with one row; see `RowBackend.attend_row`."""
+        if bias is None:
+            row = within_window(row, spec.window)
         keys, values = read(store.keys, row.segments), read(store.values, row.segments)
         if spec.softcap is not None or keys.shape[2] != values.shape[2]:
             seen = allowed(row, spec.window, query.device) if bias is None else None

@@ -15,6 +15,7 @@ from oval_core.attention.base import (
     read,
     segment_size,
     split_segments,
+    within_window,
 )
 from oval_core.attention.dense import dense_attention
 from oval_core.attention.partial import cpu_flash, has_cpu_flash, merge, mix
@@ -40,7 +41,7 @@ class TorchBackend(RowBackend):
         if plan.num_queries == 1 and plan.bias is None and _flashable(query, store, spec):
             lone = len(plan.rows) == 1 and plan.rows[0].is_plain
             if lone and plan.rows[0].num_new and len(plan.rows[0].segments) == 1:
-                part = _windowed(plan.rows[0], spec.window)[0]
+                part = within_window(plan.rows[0], spec.window).segments[0]
                 if isinstance(part, slice):
                     return _decode(query, store, part.start, 0, segment_size(part), spec.scaling)
             elif plan.stride is not None:
@@ -59,9 +60,10 @@ class TorchBackend(RowBackend):
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attends with one row; see `RowBackend.attend_row`."""
+        if bias is None:
+            row = within_window(row, spec.window)
         window_binds = spec.window is not None and row.length > spec.window
-        masked = window_binds and row.num_new > 1
-        if bias is None and row.is_plain and not masked and _flashable(query, store, spec):
+        if bias is None and row.is_plain and not window_binds and _flashable(query, store, spec):
             return _flash_row(query, store, row, spec)
         keys, values = read(store.keys, row.segments), read(store.values, row.segments)
         seen = None
@@ -77,12 +79,6 @@ def _flashable(query: torch.Tensor, store: LayerStore, spec: LayerSpec) -> bool:
         and store.keys.shape[2] == store.values.shape[2]
         and has_cpu_flash()
     )
-
-
-def _windowed(row: RowPlan, window: int | None) -> tuple[Segment, ...]:
-    if window is None or row.length <= window:
-        return row.segments
-    return split_segments(row.segments, row.length - window)[1]
 
 
 def _decode(
@@ -140,10 +136,7 @@ def _flash_row(
     heads, count, dim = query.shape
     kv_heads = store.keys.shape[0]
     grouped = query.reshape(kv_heads, heads // kv_heads, count, dim)
-    if count == 1:
-        old = _windowed(row, spec.window)
-    else:
-        old, new = split_segments(row.segments, row.length - count)
+    old, new = split_segments(row.segments, row.length - (count if count > 1 else 0))
     results = [_flash_seen(grouped, store, part, spec.scaling) for part in old]
     if count > 1:
         # [K, L, D] -> [K, G, L, D] without a copy: the group dimension has stride 0
