@@ -71,8 +71,8 @@ class Attachment:
         family = decoder_family(model.config)
         self._windows = family.windows(self._text_config)
         self._drops_cache_above = family.drops_cache_above(self._text_config)
-        device = next(self._decoder.parameters()).device
-        self._backend = create_backend(config.backend, device)
+        weight = next(self._decoder.parameters())
+        self._backend = create_backend(config.backend, weight.device, weight.dtype)
         self._policy = create_policy(config.policy)
         self._name = f"oval-{next(_serial)}"
         self._switch = AttentionSwitch(self._text_config, self._name)
@@ -126,7 +126,7 @@ class Attachment:
         return {
             "backend": self.backend,
             "policy": self.config.policy,
-            "linears": "gemv" if self._linears else "hf",
+            "linears": self.linears,
             "page_size": self.config.page_size,
             **self.counters.to_dict(),
         }
@@ -162,14 +162,14 @@ class Attachment:
                 raise UnsupportedModelError(
                     "this model is attached already. Allowed: one attach at a time. Call detach() on the first."
                 )
-        self._linears = patch_linears(
+        self.linears, linears = patch_linears(
             self.model, self._decoder, self.config.linears, lambda: self._thread.on_oval
         )
         register(self._name)
         self._patches = [
             Patch(self._decoder, "forward", self._wrap_forward),
             Patch(self.model, "generate", functools.partial(wrap_generate, self)),
-            *self._linears,
+            *linears,
         ]
 
     def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:

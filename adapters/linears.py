@@ -1,8 +1,8 @@
 """Linear layers of a bf16 model on a CPU, one token at a time: matrix-vector products.
 
-For a single token torch sends a bf16 `F.linear` through oneDNN's matrix-matrix path; `torch.mv` reads the same
-weights with a kernel made for one vector, accumulates in float32 too, and is faster (docs/decisions.md). Prompts
-and batches keep `F.linear`.
+For a single token torch sends a bf16 `F.linear` through oneDNN's matrix-matrix path. `gemv` (torch.mv) and `native`
+(C) read the same weights with a kernel made for one vector, sum in float32 too, and are faster
+(docs/decisions.md). Prompts and batches keep `F.linear`.
 """
 
 from __future__ import annotations
@@ -14,39 +14,56 @@ import torch
 
 from oval_adapters.patch import Patch
 from oval_core.errors import BackendUnavailableError
+from oval_core.native import load_kernels, unavailable_reason
 
 __all__ = ["patch_linears"]
 
 
 def patch_linears(
     model: torch.nn.Module, decoder: torch.nn.Module, choice: str, is_active: Callable[[], bool]
-) -> list[Patch]:
+) -> tuple[str, list[Patch]]:
     """Gives the decoder's linear layers and the LM head a forward for single tokens.
 
     Args:
         model: the whole model; its output embeddings are patched too.
         decoder: the text decoder; a vision tower is left alone.
-        choice: `auto` patches where it helps (bf16 on a CPU), `gemv` insists, `hf` never.
+        choice: as `OvalConfig.linears`.
         is_active: whether the running forward uses an OVAL cache; all others stay as they are.
     Returns:
-        The patches, to be undone in reverse order.
+        What the choice was resolved to, and the patches, to be undone in reverse order.
     Raises:
-        BackendUnavailableError: `gemv` was asked for and the model is not bf16 on a CPU.
+        BackendUnavailableError: `gemv` or `native` was asked for and cannot run here.
     """
-    if choice == "hf":
-        return []
     layers = {id(m): m for m in decoder.modules() if type(m) is torch.nn.Linear}
     head = model.get_output_embeddings()
     if type(head) is torch.nn.Linear:
         layers[id(head)] = head
-    fitting = [m for m in layers.values() if _fits(m)]
-    if choice == "gemv" and not fitting:
+    fitting = [] if choice == "hf" else [m for m in layers.values() if _fits(m)]
+    if choice in ("gemv", "native") and not fitting:
         found = sorted({f"{m.weight.dtype} on {m.weight.device.type}" for m in layers.values()})
         raise BackendUnavailableError(
-            f"linears: gemv was asked for, got linear layers in {', '.join(found) or 'no plain nn.Linear'}. "
+            f"linears: {choice} was asked for, got linear layers in {', '.join(found) or 'no nn.Linear'}. "
             "Allowed: torch.bfloat16 on cpu. Load the model so, or set linears to auto."
         )
-    return [Patch(m, "forward", functools.partial(_single_token, m, is_active)) for m in fitting]
+    if not fitting:
+        return "hf", []
+    name = _resolve(choice)
+    product = load_kernels(64, 1).gemv if name == "native" else _torch_gemv
+    wrap = functools.partial(_single_token, is_active, product)
+    return name, [Patch(m, "forward", functools.partial(wrap, m)) for m in fitting]
+
+
+def _resolve(choice: str) -> str:
+    if choice == "gemv":
+        return choice
+    reason = unavailable_reason()
+    if reason is None:
+        return "native"
+    if choice == "native":
+        raise BackendUnavailableError(
+            f"linears: native cannot run here: {reason}. Allowed: auto, gemv or hf. Choose one of them."
+        )
+    return "gemv"
 
 
 def _fits(module: torch.nn.Linear) -> bool:
@@ -60,19 +77,33 @@ def _fits(module: torch.nn.Linear) -> bool:
     )
 
 
+def _torch_gemv(weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    out = torch.mv(weight, x)
+    return out if bias is None else out + bias
+
+
 def _single_token(
-    module: torch.nn.Linear,
     is_active: Callable[[], bool],
+    product: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor],
+    module: torch.nn.Linear,
     original: Callable[[torch.Tensor], torch.Tensor],
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     in_features, out_features = module.in_features, module.out_features
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        if x.numel() != in_features or x.requires_grad or not is_active():
+        single = x.numel() == in_features and is_active() and not x.requires_grad
+        if (
+            not single
+            or not x.dtype == module.weight.dtype == torch.bfloat16
+            or not _fits_now(module, x)
+        ):
             return original(x)
-        out = torch.mv(module.weight, x.reshape(in_features))
-        if module.bias is not None:
-            out = out + module.bias
+        out = product(module.weight, x.reshape(in_features).contiguous(), module.bias)
         return out.view(*x.shape[:-1], out_features)
 
     return forward
+
+
+def _fits_now(module: torch.nn.Linear, x: torch.Tensor) -> bool:
+    # the model may have been moved since attach; a kernel must never be handed another device's memory
+    return x.device.type == module.weight.device.type == "cpu" and module.weight.is_contiguous()

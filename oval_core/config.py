@@ -11,8 +11,8 @@ from oval_core.errors import ConfigError, did_you_mean
 MIN_PAGE_SIZE = 1
 MAX_PAGE_SIZE = 32
 POLICY_NAMES = ("full",)
-BACKEND_NAMES = ("auto", "reference", "sdpa", "torch")
-LINEARS_NAMES = ("auto", "gemv", "hf")
+BACKEND_NAMES = ("auto", "native", "reference", "sdpa", "torch")
+LINEARS_NAMES = ("auto", "gemv", "hf", "native")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,9 +22,10 @@ class OvalConfig:
     Attributes:
         page_size: tokens in a sealed text page, 1..32.
         policy: which pages a query reads. `full` reads all of them and equals dense attention.
-        backend: attention backend; `auto` takes `torch` on a CPU and `sdpa` elsewhere.
-        linears: how linear layers run for a single token: `auto` takes `gemv` for bf16 on a CPU (faster, same
-            precision) and `hf`, the model's own, elsewhere.
+        backend: attention backend; `auto` takes `native` for bf16 on a CPU with a C compiler, `torch` on other
+            CPUs and `sdpa` elsewhere.
+        linears: how linear layers run for a single token: for bf16 on a CPU `auto` takes `native` (C) or, without
+            a compiler, `gemv` (torch.mv), both of the same precision; elsewhere `hf`, the model's own.
         reserve_tokens: slots set aside per sequence at the first forward; None takes the length that
             `generate` was asked for, and grows by need in direct forward calls.
         track_hidden: also keep each token's last hidden state, for page summaries (hidden mean).

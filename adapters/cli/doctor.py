@@ -44,8 +44,8 @@ def create_report() -> dict[str, Any]:
 
     from oval_adapters.cli.models import status_row
     from oval_adapters.models import list_models
-    from oval_adapters.models.folders import cache_dir
     from oval_core.attention import backend_report
+    from oval_core.cache_folder import cache_dir
 
     memory = psutil.virtual_memory()
     report: dict[str, Any] = {

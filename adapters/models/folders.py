@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -10,17 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oval_adapters.models.errors import CacheFolderError
+from oval_core.cache_folder import CACHE_VARIABLE, cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-CACHE_VARIABLE = "OVAL_CACHE"
-DEFAULT_CACHE = "~/.cache/oval"
-
-
-def cache_dir() -> Path:
-    """Returns the cache folder as an absolute path; `OVAL_CACHE` overrides `~/.cache/oval`."""
-    return Path(os.environ.get(CACHE_VARIABLE) or DEFAULT_CACHE).expanduser().absolute()
 
 
 def downloads_dir() -> Path:

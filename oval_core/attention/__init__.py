@@ -12,20 +12,23 @@ from oval_core.errors import BackendUnavailableError, ConfigError, did_you_mean
 __all__ = ["AttentionBackend", "backend_report", "create_backend", "resolve_backend"]
 
 _BACKENDS = {
+    "native": "oval_core.attention.native:NativeBackend",
     "reference": "oval_core.attention.reference:ReferenceBackend",
     "sdpa": "oval_core.attention.sdpa:SdpaBackend",
     "torch": "oval_core.attention.torch_backend:TorchBackend",
 }
 
 
-def create_backend(name: str, device: torch.device | str = "cpu") -> AttentionBackend:
-    """Returns the backend of this name; `auto` is resolved for the device first.
+def create_backend(
+    name: str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> AttentionBackend:
+    """Returns the backend of this name; `auto` is resolved for the device and dtype of the model first.
 
     Raises:
         ConfigError: no backend has this name.
         BackendUnavailableError: the backend was asked for by name and cannot run here.
     """
-    name = resolve_backend(name, device)
+    name = resolve_backend(name, device, dtype)
     backend = _load(name)
     reason = backend.unavailable_reason()
     if reason is not None:
@@ -36,10 +39,15 @@ def create_backend(name: str, device: torch.device | str = "cpu") -> AttentionBa
     return backend
 
 
-def resolve_backend(name: str, device: torch.device | str) -> str:
-    """Returns the backend that `auto` stands for on this device, or `name` itself."""
+def resolve_backend(
+    name: str, device: torch.device | str, dtype: torch.dtype = torch.float32
+) -> str:
+    """Returns the backend that `auto` stands for on this device and dtype, or `name` itself."""
     if name == "auto":
-        return "torch" if torch.device(device).type == "cpu" else "sdpa"
+        if torch.device(device).type != "cpu":
+            return "sdpa"
+        is_native = dtype == torch.bfloat16 and _load("native").unavailable_reason() is None
+        return "native" if is_native else "torch"
     if name not in _BACKENDS:
         raise ConfigError(f"backend: got {name!r}; {did_you_mean(name, [*_BACKENDS, 'auto'])}")
     return name

@@ -43,13 +43,27 @@ class TorchBackend(RowBackend):
             if lone and plan.rows[0].num_new and len(plan.rows[0].segments) == 1:
                 part = within_window(plan.rows[0], spec.window).segments[0]
                 if isinstance(part, slice):
-                    return _decode(query, store, part.start, 0, segment_size(part), spec.scaling)
+                    return self.decode(
+                        query, store, part.start, 0, segment_size(part), spec.scaling
+                    )
             elif plan.stride is not None:
                 length = plan.rows[0].length
                 first, stride = plan.stride
                 skip = 0 if spec.window is None else max(0, length - spec.window)
-                return _decode(query, store, first + skip, stride, length - skip, spec.scaling)
+                return self.decode(query, store, first + skip, stride, length - skip, spec.scaling)
         return super().attend(query, store, plan, spec)
+
+    def decode(
+        self,
+        query: torch.Tensor,
+        store: LayerStore,
+        first: int,
+        stride: int,
+        length: int,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Attends with one query a row over `length` slots from first, first + stride, ...: [B, 1, H, D]."""
+        return _decode(query, store, first, stride, length, scaling)
 
     def attend_row(
         self,

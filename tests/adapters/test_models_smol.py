@@ -9,8 +9,8 @@ import pytest
 
 from oval_adapters.models import build_model, model_path
 from oval_adapters.models.catalog import SMOL
-from oval_adapters.models.folders import cache_dir
 from oval_adapters.models.store import verify
+from oval_core.cache_folder import cache_dir
 
 pytestmark = [pytest.mark.slow, pytest.mark.smol, pytest.mark.download]
 

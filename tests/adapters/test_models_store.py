@@ -11,8 +11,8 @@ import pytest
 from oval_adapters.models import build_model, list_models, model_path, resolve_model
 from oval_adapters.models.catalog import MODELS, find_model
 from oval_adapters.models.errors import CorruptModelError, ModelNotBuiltError, UnknownModelError
-from oval_adapters.models.folders import cache_dir
 from oval_adapters.models.store import verify
+from oval_core.cache_folder import cache_dir
 
 
 @pytest.fixture

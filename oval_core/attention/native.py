@@ -1,0 +1,38 @@
+"""The fastest path on a CPU: bf16 decode by compiled kernels; everything else as the torch backend does it."""
+
+from __future__ import annotations
+
+import torch
+
+from oval_core.attention.torch_backend import TorchBackend
+from oval_core.kv_pool import LayerStore
+from oval_core.native import load_kernels, unavailable_reason
+
+
+class NativeBackend(TorchBackend):
+    """One query a row in bf16 goes through C: keys and values are read once, sums are float32.
+
+    Prefill, float32, soft caps and rows in many pieces go the torch backend's way.
+    """
+
+    name = "native"
+    description = "C kernels for bf16 decode, torch for the rest: the default in bf16 on a CPU"
+
+    def unavailable_reason(self) -> str | None:
+        """Returns why the kernels cannot be compiled here, or None."""
+        return unavailable_reason()
+
+    def decode(
+        self,
+        query: torch.Tensor,
+        store: LayerStore,
+        first: int,
+        stride: int,
+        length: int,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Attends with one query a row; see `TorchBackend.decode`."""
+        if query.dtype != torch.bfloat16:
+            return super().decode(query, store, first, stride, length, scaling)
+        kernels = load_kernels(query.shape[3], query.shape[1] // store.keys.shape[0])
+        return kernels.decode(query, store.keys, store.values, first, stride, length, scaling)

@@ -1,0 +1,131 @@
+"""Loads the compiled kernels, checks them once against torch, and calls them with tensors.
+
+Shapes: B rows, K KV heads, G query heads a KV head, H = K * G, S slots, D head dim.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+
+import torch
+
+from oval_core.errors import BackendUnavailableError
+from oval_core.native.build import build_library
+
+_MIN_PART = 256
+"""Keys of a part below which sharing out costs more than an idle core."""
+
+_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
+
+
+class Kernels:
+    """The kernels for one head shape. bf16 on a CPU only."""
+
+    def __init__(self, head_dim: int, group: int) -> None:
+        self.head_dim = head_dim
+        self.group = group
+        try:
+            self._library = ctypes.CDLL(str(build_library(head_dim, group)))
+        except OSError as error:
+            raise BackendUnavailableError(
+                f"the compiled kernels cannot be loaded: {error}"
+            ) from error
+        self._library.oval_decode.argtypes = [
+            *[_POINTER] * 4, *[_COUNT] * 5, ctypes.c_float, _COUNT, ctypes.c_int, _POINTER
+        ]  # fmt: skip
+        self._library.oval_decode.restype = None
+        self._library.oval_gemv.argtypes = [*[_POINTER] * 4, _COUNT, _COUNT, ctypes.c_int, _POINTER]
+        self._library.oval_gemv.restype = None
+        self._library.oval_state_bytes.restype = _COUNT
+        self._state_bytes = int(self._library.oval_state_bytes())
+        self._check()
+
+    def decode(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        first: int,
+        stride: int,
+        length: int,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Attends with one query a row over keys [first + b * stride, ... + length) of the pool.
+
+        Args:
+            query: [B, H, 1, D] bf16.
+            keys: pool [K, S, D] bf16, contiguous.
+            values: pool [K, S, D] bf16, contiguous.
+            first: slot of row 0's first key.
+            stride: slots between rows.
+            length: keys a row.
+            scaling: factor on q.k.
+        Returns:
+            [B, 1, H, D] bf16.
+        """
+        batch, heads, _, dim = query.shape
+        kv_heads, slots, _ = keys.shape
+        query = query.contiguous()
+        out = torch.empty(batch, 1, heads, dim, dtype=query.dtype)
+        threads = torch.get_num_threads()
+        parts = max(1, min(threads // math.gcd(batch * kv_heads, threads), length // _MIN_PART))
+        states = torch.empty(batch * kv_heads * parts * self._state_bytes, dtype=torch.uint8)
+        offset = first * dim * query.element_size()
+        self._library.oval_decode(
+            query.data_ptr(), keys.data_ptr() + offset, values.data_ptr() + offset, out.data_ptr(),
+            batch, kv_heads, length, stride * dim, slots * dim, scaling, parts, threads,
+            states.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def gemv(
+        self, weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Returns weight [O, I] @ x [I] (+ bias [O]), all bf16 and contiguous, summed in float32."""
+        rows, columns = weight.shape
+        out = torch.empty(rows, dtype=weight.dtype)
+        wide = torch.empty(columns, dtype=torch.float32)
+        self._library.oval_gemv(
+            weight.data_ptr(), x.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
+            rows, columns, torch.get_num_threads(), wide.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def _check(self) -> None:
+        # A compiler that miscompiles, or a library of another machine, must not cost anyone a wrong token.
+        made = torch.Generator().manual_seed(0)
+        shape = (2, 300, self.head_dim)
+        keys, values = (torch.randn(shape, generator=made).bfloat16() for _ in range(2))
+        query = torch.randn(1, 2 * self.group, 1, self.head_dim, generator=made).bfloat16()
+        got = self.decode(query, keys, values, 7, 0, 290, 0.5 * self.head_dim**-0.5)
+        wide = query.float().view(2, self.group, self.head_dim)
+        scores = wide @ keys[:, 7:297].float().transpose(1, 2) * (0.5 * self.head_dim**-0.5)
+        want = (torch.softmax(scores, -1) @ values[:, 7:297].float()).flatten()
+        x = query.flatten()[: self.head_dim]
+        product = self.gemv(keys[0], x, None).float()
+        right = torch.allclose(got.float().flatten(), want, rtol=1e-2, atol=1e-3)
+        right &= torch.allclose(product, keys[0].float() @ x.float(), rtol=1e-2, atol=1e-2)
+        if not right:
+            raise BackendUnavailableError("the compiled kernels failed their self-check")
+
+
+@functools.cache
+def load_kernels(head_dim: int, group: int) -> Kernels:
+    """Returns the kernels for a head shape, compiled when first asked for.
+
+    Raises:
+        BackendUnavailableError: they cannot be compiled, loaded or trusted here.
+    """
+    return Kernels(head_dim, group)
+
+
+@functools.lru_cache(maxsize=1)
+def unavailable_reason() -> str | None:
+    """Returns why kernels cannot be compiled here, or None."""
+    try:
+        load_kernels(64, 1)
+    except BackendUnavailableError as error:
+        return str(error)
+    return None
