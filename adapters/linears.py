@@ -78,7 +78,7 @@ def _fits(module: torch.nn.Linear) -> bool:
 
 
 def _torch_gemv(weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    out = torch.mv(weight, x)
+    out = torch.mv(weight, x.view(-1)).view(*x.shape[:-1], -1)
     return out if bias is None else out + bias
 
 
@@ -88,22 +88,16 @@ def _single_token(
     module: torch.nn.Linear,
     original: Callable[[torch.Tensor], torch.Tensor],
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    in_features, out_features = module.in_features, module.out_features
+    in_features, parameters = module.in_features, module._parameters
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        single = x.numel() == in_features and is_active() and not x.requires_grad
-        if (
-            not single
-            or not x.dtype == module.weight.dtype == torch.bfloat16
-            or not _fits_now(module, x)
-        ):
+        if x.numel() != in_features or not is_active():
             return original(x)
-        out = product(module.weight, x.reshape(in_features).contiguous(), module.bias)
-        return out.view(*x.shape[:-1], out_features)
+        weight = parameters["weight"]
+        # The model may have been moved since attach: a kernel must never be handed another device's memory.
+        fits = x.dtype is weight.dtype is torch.bfloat16 and x.is_cpu and weight.is_cpu
+        if not fits or not x.is_contiguous() or not weight.is_contiguous() or x.requires_grad:
+            return original(x)
+        return product(weight, x, parameters["bias"])
 
     return forward
-
-
-def _fits_now(module: torch.nn.Linear, x: torch.Tensor) -> bool:
-    # the model may have been moved since attach; a kernel must never be handed another device's memory
-    return x.device.type == module.weight.device.type == "cpu" and module.weight.is_contiguous()

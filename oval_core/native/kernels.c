@@ -5,6 +5,7 @@
  */
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #ifndef HEAD_DIM
@@ -98,12 +99,13 @@ static void attend_part(const float query[GROUP][HEAD_DIM], const bf16 *keys, co
 }
 
 /* One query a row. query, out: [B, K, G, D]. Row b of keys and values starts `row_stride` elements after row
- * b - 1, head k `head_stride` after head k - 1. `states` holds B * K * parts part_states.
+ * b - 1, head k `head_stride` after head k - 1. Returns 0, or 1 if there is no memory.
  */
-void oval_decode(const bf16 *query, const bf16 *keys, const bf16 *values, bf16 *out, int64_t batch, int64_t kv_heads,
-                 int64_t length, int64_t row_stride, int64_t head_stride, float scaling, int64_t parts, int threads,
-                 part_state *states) {
+int oval_decode(const bf16 *query, const bf16 *keys, const bf16 *values, bf16 *out, int64_t batch, int64_t kv_heads,
+                int64_t length, int64_t row_stride, int64_t head_stride, float scaling, int64_t parts, int threads) {
     int64_t heads = batch * kv_heads;
+    part_state *states = malloc(heads * parts * sizeof(part_state));
+    if (!states) return 1;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t task = 0; task < heads * parts; task++) {
         int64_t head = task / parts, part = task % parts;
@@ -130,13 +132,15 @@ void oval_decode(const bf16 *query, const bf16 *keys, const bf16 *values, bf16 *
             }
             for (int d = 0; d < HEAD_DIM; d++) out[(head * GROUP + g) * HEAD_DIM + d] = narrow(acc[d] / sum);
         }
+    free(states);
+    return 0;
 }
 
-int64_t oval_state_bytes(void) { return sizeof(part_state); }
-
-/* out[o] = sum_i weight[o][i] * x[i] (+ bias[o]): one token through a linear layer. `wide` holds `columns` floats. */
-void oval_gemv(const bf16 *weight, const bf16 *x, const bf16 *bias, bf16 *out, int64_t rows, int64_t columns,
-               int threads, float *wide) {
+/* out[o] = sum_i weight[o][i] * x[i] (+ bias[o]): one token through a linear layer. Returns as oval_decode. */
+int oval_gemv(const bf16 *weight, const bf16 *x, const bf16 *bias, bf16 *out, int64_t rows, int64_t columns,
+              int threads) {
+    float *wide = malloc(columns * sizeof(float));
+    if (!wide) return 1;
     for (int64_t i = 0; i < columns; i++) wide[i] = widen(x[i]);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t o = 0; o < rows; o++) {
@@ -145,4 +149,6 @@ void oval_gemv(const bf16 *weight, const bf16 *x, const bf16 *bias, bf16 *out, i
         for (int64_t i = 0; i < columns; i++) dot += widen(row[i]) * wide[i];
         out[o] = narrow(dot);
     }
+    free(wide);
+    return 0;
 }

@@ -32,14 +32,11 @@ class Kernels:
             raise BackendUnavailableError(
                 f"the compiled kernels cannot be loaded: {error}"
             ) from error
-        self._library.oval_decode.argtypes = [
-            *[_POINTER] * 4, *[_COUNT] * 5, ctypes.c_float, _COUNT, ctypes.c_int, _POINTER
+        self._decode, self._gemv = self._library.oval_decode, self._library.oval_gemv
+        self._decode.argtypes = [
+            *[_POINTER] * 4, *[_COUNT] * 5, ctypes.c_float, _COUNT, ctypes.c_int
         ]  # fmt: skip
-        self._library.oval_decode.restype = None
-        self._library.oval_gemv.argtypes = [*[_POINTER] * 4, _COUNT, _COUNT, ctypes.c_int, _POINTER]
-        self._library.oval_gemv.restype = None
-        self._library.oval_state_bytes.restype = _COUNT
-        self._state_bytes = int(self._library.oval_state_bytes())
+        self._gemv.argtypes = [*[_POINTER] * 4, _COUNT, _COUNT, ctypes.c_int]
         self._check()
 
     def decode(
@@ -71,26 +68,26 @@ class Kernels:
         out = torch.empty(batch, 1, heads, dim, dtype=query.dtype)
         threads = torch.get_num_threads()
         parts = max(1, min(threads // math.gcd(batch * kv_heads, threads), length // _MIN_PART))
-        states = torch.empty(batch * kv_heads * parts * self._state_bytes, dtype=torch.uint8)
         offset = first * dim * query.element_size()
-        self._library.oval_decode(
+        failed = self._decode(
             query.data_ptr(), keys.data_ptr() + offset, values.data_ptr() + offset, out.data_ptr(),
             batch, kv_heads, length, stride * dim, slots * dim, scaling, parts, threads,
-            states.data_ptr(),
         )  # fmt: skip
+        if failed:
+            raise MemoryError("no memory for the partial sums of a decode step")
         return out
 
     def gemv(
         self, weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Returns weight [O, I] @ x [I] (+ bias [O]), all bf16 and contiguous, summed in float32."""
+        """Returns weight [O, I] @ x [..., I] (+ bias [O]) as [..., O]; one row, bf16 and contiguous, float32 sums."""
         rows, columns = weight.shape
-        out = torch.empty(rows, dtype=weight.dtype)
-        wide = torch.empty(columns, dtype=torch.float32)
-        self._library.oval_gemv(
-            weight.data_ptr(), x.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
-            rows, columns, torch.get_num_threads(), wide.data_ptr(),
-        )  # fmt: skip
+        out = x.new_empty((*x.shape[:-1], rows))
+        bias_pointer = 0 if bias is None else bias.data_ptr()
+        if self._gemv(
+            weight.data_ptr(), x.data_ptr(), bias_pointer, out.data_ptr(), rows, columns, torch.get_num_threads()
+        ):  # fmt: skip
+            raise MemoryError("no memory for a linear layer's input")
         return out
 
     def _check(self) -> None:
