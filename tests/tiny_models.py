@@ -8,9 +8,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     CLIPVisionConfig,
@@ -23,6 +25,7 @@ from transformers import (
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
 )
@@ -205,3 +208,17 @@ def _build_llava(changes: Mapping[str, Any]) -> PreTrainedModel:
         tie_word_embeddings=False,
     )
     return LlavaForConditionalGeneration._from_config(config)
+
+
+def save_checkpoint(folder: Path, template: str | None) -> Path:
+    """Saves a tiny Llama and a tokenizer with a token a byte."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {word: index for index, word in enumerate(["<pad>", "<s>", "<u>", "</s>", *letters])}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<u>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>")
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+    build("llama", vocab_size=len(vocab)).save_pretrained(folder)
+    return folder

@@ -44,8 +44,9 @@ def measure_decode(
         BackendUnavailableError: the backend or the linear layers that were asked for cannot run here.
     """
     check_settings(model.config, settings)
-    with attach(model, _config(settings)):
-        pass  # what cannot run here is refused before any time is spent
+    attach(
+        model, _config(settings)
+    ).detach()  # what cannot run here is refused before time is spent
     _touch_weights(model)
     for context in settings.contexts:
         ids = _token_ids(model, prompt_tokens(model.config, settings, context), settings.seed)

@@ -85,5 +85,5 @@ def _root(
         typer.Option("--debug", envvar="OVAL_DEBUG", help="Show the traceback of an error."),
     ] = False,
 ) -> None:
+    """Paged KV cache for Hugging Face models."""
     # `version` acts in its callback, `debug` is read from the context by OvalGroup
-    pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,12 +148,10 @@ def _measure(
         def tick(label: str) -> None:
             progress.update(task, advance=1, description=label, refresh=True)
 
-        try:
+        with contextlib.suppress(KeyboardInterrupt):  # the rows so far are kept and shown
             for row in measure_decode(model, settings, tick if console.is_terminal else None):
                 rows.append(row)
             whole = True
-        except KeyboardInterrupt:
-            pass
     return describe(name, model, settings, rows), whole
 
 

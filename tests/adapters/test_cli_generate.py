@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 import tiny_models
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner, Result
 
-from oval_adapters.bench import load_model as loading
+from oval_adapters import load_model as loading
 from oval_adapters.bench.timed_text import TokenClock
 from oval_adapters.cli.app import create_app
 
@@ -19,23 +17,9 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<a>"
 FAST = ("--dtype", "float32", "--device", "cpu")
 
 
-def save_tiny(folder: Path, template: str | None) -> Path:
-    """Saves a tiny Llama and a tokenizer with a token a byte."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {word: index for index, word in enumerate(["<pad>", "<s>", "<u>", "</s>", *letters])}
-    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<u>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>")
-    fast.chat_template = template
-    fast.save_pretrained(folder)
-    tiny_models.build("llama", vocab_size=len(vocab)).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("tiny"), TEMPLATE)
+    return tiny_models.save_checkpoint(tmp_path_factory.mktemp("tiny"), TEMPLATE)
 
 
 def run(*arguments: object, stdin: bytes | None = None) -> Result:
@@ -163,7 +147,7 @@ def test_cuda_that_is_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_models_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    no_template = save_tiny(tmp_path / "plain", None)
+    no_template = tiny_models.save_checkpoint(tmp_path / "plain", None)
     expect_error(run("--model", no_template, "--chat", "hi"), "has no chat template")
     (no_template / "model.safetensors").write_bytes(b"broken")
     expect_error(run("--model", no_template, "--prompt", "hi"), "cannot load the model")
@@ -177,7 +161,7 @@ def test_models_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_weights_that_are_missing(tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path, None)
+    folder = tiny_models.save_checkpoint(tmp_path, None)
     config = (folder / "config.json").read_text(encoding="utf-8")
     vocab = json.loads(config)["vocab_size"]
     tiny_models.build("llama", num_hidden_layers=1, vocab_size=vocab).save_pretrained(folder)

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import tiny_models
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
 EXPECTED = {
@@ -23,17 +21,7 @@ MAX_LINES = 60
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with a tokenizer that has a token a byte."""
-    path = tmp_path_factory.mktemp("tiny")
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {word: index for index, word in enumerate(["<pad>", "<s>", "<u>", "</s>", *letters])}
-    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<u>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>")
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(path)
-    tiny_models.build("llama", vocab_size=len(vocab)).save_pretrained(path)
-    return path
+    return tiny_models.save_checkpoint(tmp_path_factory.mktemp("tiny"), TEMPLATE)
 
 
 def test_every_example_is_expected() -> None:

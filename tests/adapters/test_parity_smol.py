@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -18,11 +16,11 @@ CASES = ("chat 0", "code 1", "batch of 4", "batch of 4, chunks", "beams", "sampl
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def smol(request: pytest.FixtureRequest) -> Iterator[tuple]:
+def smol(request: pytest.FixtureRequest) -> tuple:
     tokenizer = load_tokenizer("smol")
     text = tokenizer.decode(tokenizer(long_text())["input_ids"][:600])
     cases = {case.name: case for case in parity_cases(tokenizer, text)}
-    yield load_model("smol", request.param, "cpu"), tokenizer, cases
+    return load_model("smol", request.param, "cpu"), tokenizer, cases
 
 
 @pytest.mark.parametrize("name", [*CASES, "document, chunks"])
