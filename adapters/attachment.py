@@ -122,7 +122,11 @@ class Attachment:
         return isinstance(cache, OvalCache) and cache.owner is self
 
     def stats(self) -> dict[str, Any]:
-        """Returns what this attachment did so far: plain numbers and names, ready for JSON."""
+        """Returns what this attachment did so far: plain numbers and names, ready for JSON.
+
+        `backend`, `linears`: what `auto` became; then the totals of `oval_core.metrics.CacheCounters`, over all
+        caches since attach. The first layout of a pool counts as one of `pool_growths`.
+        """
         return {
             "backend": self.backend,
             "policy": self.config.policy,

@@ -29,7 +29,7 @@ Backend = Annotated[str, typer.Option(help="OVAL's attention backend.")]
 Linears = Annotated[str, typer.Option(help="OVAL's linear layers: auto, gemv, or hf as they are.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16, for both sides.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Threads = Annotated[int | None, typer.Option(help="torch threads [default: torch's choice].")]
+Threads = Annotated[int | None, typer.Option(help="torch threads; torch chooses if not given.")]
 Plot = Annotated[Path | None, typer.Option(help="Also draw to this .png (needs matplotlib).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, last on stdout.")]
 

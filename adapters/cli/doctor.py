@@ -53,7 +53,11 @@ def create_report() -> dict[str, Any]:
         "backends": [
             {"name": name, "ok": ok, "reason": reason} for name, ok, reason in backend_report()
         ],
-        "cpu": {"threads": torch.get_num_threads(), "cores": _usable_cores()},
+        "cpu": {
+            "threads": torch.get_num_threads(),
+            "cores": _usable_cores(),
+            "busy": round(psutil.cpu_percent(interval=0.3) / 100 * _usable_cores(), 1),
+        },
         "memory_gb": {
             "total": round(memory.total / 1e9, 2),
             "available": round(memory.available / 1e9, 2),
@@ -98,6 +102,12 @@ def _warnings(report: dict[str, Any]) -> Iterator[str]:
     threads, cores = report["cpu"]["threads"], report["cpu"]["cores"]
     if threads > cores:
         yield f"torch uses {threads} threads on {cores} cores: set OMP_NUM_THREADS={cores}"
+    busy = report["cpu"]["busy"]
+    if busy > cores / 2:
+        yield (
+            f"other programs keep {busy} of {cores} cores busy: decoding on a CPU waits for all its threads and "
+            "may be many times slower; wait, or set OMP_NUM_THREADS=1"
+        )
     available = report["memory_gb"]["available"]
     if available < LOW_MEMORY_GB:
         yield f"{available} GB memory available, the embedded model needs {LOW_MEMORY_GB} GB"

@@ -52,7 +52,7 @@ Stream = Annotated[
     bool | None,
     typer.Option(
         "--stream/--no-stream",
-        help="Print as it comes [default: unless --json]; with it: on stderr.",
+        help="Print as it comes, on by default unless --json is given; with --json: on stderr.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, last on stdout.")]
@@ -200,6 +200,11 @@ class Sampling:
                 raise ConfigError(
                     f"{name}: got {value}. Allowed: {allowed}. Choose a value in that range."
                 )
+        if self.seed is not None and self.temperature == 0:
+            raise ConfigError(
+                "seed: got it with temperature 0, which is greedy and draws nothing. Allowed: with --temperature "
+                "above 0. Add --temperature, or leave --seed out."
+            )
         if self.top_p is not None and self.temperature == 0:
             raise ConfigError(
                 "top-p: got it with temperature 0, which is greedy. Allowed: with --temperature above 0. "
@@ -372,7 +377,7 @@ def _print(console: Console, result: TimedText, as_json: bool, streamed: bool) -
         return
     if not streamed:
         typer.echo(result.text)
-    parts = [f"{result.new_tokens} tokens"]
+    parts = [f"{result.new_tokens} token{'' if result.new_tokens == 1 else 's'}"]
     if result.tokens_per_s is not None:
         parts.append(f"{result.tokens_per_s:.1f} tokens/s")
     if result.prefill_s is not None:

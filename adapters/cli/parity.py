@@ -88,7 +88,7 @@ def _choose(tokenizer: Any, document: Path | None, cases: str | None) -> list[An
     chosen = [case for case in every if cases is None or cases in case.name]
     if not chosen:
         raise ConfigError(
-            f"cases: no name holds {cases!r}. Allowed: part of {', '.join(c.name for c in every)}. "
+            f"cases: no name holds {cases!r}. Allowed: part of {'; '.join(c.name for c in every)}. "
             "Choose one, or leave it out."
         )
     return chosen
@@ -109,3 +109,11 @@ def _show(console: Console, rows: list[ParityRow]) -> None:
             row.name, str(row.prompt_tokens), str(row.new_tokens), verdict, diff, where, margin
         )
     console.print(table)
+    same = sum(row.identical for row in rows)
+    console.print(f"{same} of {len(rows)} cases token-identical to Hugging Face", highlight=False)
+    if same < len(rows):
+        console.print(
+            "first at: step where a text parts; margin: Hugging Face's gap there between its two best logits (a "
+            "near-tie in bfloat16 is rounding, a wide gap is a fault)",
+            style="dim",
+        )

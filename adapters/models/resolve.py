@@ -10,7 +10,7 @@ from oval_adapters.models import catalog
 from oval_adapters.models.errors import UnknownModelError
 from oval_adapters.models.store import model_path
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PATH_STARTS = (".", "/", "~")
 
 

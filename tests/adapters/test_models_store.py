@@ -122,7 +122,8 @@ def test_resolve_gives_paths_and_hub_ids(built: SimpleNamespace, tmp_path: Path)
     assert resolve_model("tiny") == str(built.folder)
     assert resolve_model(str(local)) == str(local)
     assert resolve_model("owner/some-model_1.5") == "owner/some-model_1.5"
-    assert resolve_model("gpt2") == "gpt2"
+    with pytest.raises(UnknownModelError, match="hub id OWNER/NAME"):
+        resolve_model("gpt2")
 
 
 def test_an_embedded_name_comes_before_a_folder(
