@@ -1,4 +1,4 @@
-"""Writes measured tables into README.md, between `<!-- figures:NAME -->` marks, from benchmarks/records/NAME.json.
+"""Writes measured tables into README.md and docs/, between `<!-- figures:NAME -->` marks, from benchmarks/records/NAME.json.
 
 Records are the last stdout line of a command, kept with the command itself:
 
@@ -19,7 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "decisions.md")
 
 
 def main() -> None:
@@ -29,11 +29,12 @@ def main() -> None:
     record = commands.add_parser("record", help="run a command and keep its result")
     record.add_argument("name", choices=sorted(RENDERERS))
     record.add_argument("argv", nargs=argparse.REMAINDER)
-    commands.add_parser("render", help="write the tables into README.md")
+    commands.add_parser("render", help="write the tables into the pages")
     arguments = parser.parse_args()
     if arguments.command == "record":
         keep_record(arguments.name, arguments.argv)
-    render(README)
+    for page in PAGES:
+        render(page)
 
 
 def keep_record(name: str, argv: list[str]) -> None:
@@ -93,8 +94,19 @@ def render_parity(result: dict[str, Any]) -> str:
     )
 
 
+def render_forms(result: dict[str, Any]) -> str:
+    """Returns the table of benchmarks/decode_forms.py."""
+    lines = ["| what | form | fastest, ms | median, ms |", "|---|---|---|---|"]
+    lines += [
+        f"| {row['what']} | {row['form']} | {row['ms_min']} | {row['ms_p50']} |"
+        for row in result["rows"]
+    ]
+    return "\n".join(lines)
+
+
 RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "decode": render_decode,
+    "forms": render_forms,
     "parity": render_parity,
 }
 
