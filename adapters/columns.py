@@ -67,13 +67,12 @@ class ColumnMap:
 
     def commit(self, num_queries: int) -> None:
         """Adds the columns of the forward that `request` described."""
-        if self._pending is not None and self._stored is None:
-            self._stored = self._pending.new_ones(self._pending.shape[0], self.length)
-        if self._stored is not None:
-            new = self._pending
-            if new is None:
-                new = self._stored.new_ones(self._stored.shape[0], num_queries)
-            self._stored = torch.cat([self._stored.to(new.device), new], dim=1)
+        new = self._pending
+        if new is not None:  # always so once there is padding
+            stored = self._stored
+            if stored is None:
+                stored = new.new_ones(new.shape[0], self.length)
+            self._stored = torch.cat([stored.to(new.device), new], dim=1)
         self.length += num_queries
         self._pending = None
 

@@ -68,23 +68,19 @@ class _Settings:
         self._passed = kwargs.get("generation_config", args[1] if len(args) > 1 else None)
         self._default = default
 
-    def explicit(self, name: str) -> Any:
-        """Returns what the caller set, or None."""
-        value = self._kwargs.get(name)
-        return value if value is not None else getattr(self._passed, name, None)
-
     def get(self, name: str) -> Any:
         """Returns what `generate` will use, or None."""
-        value = self.explicit(name)
-        return value if value is not None else getattr(self._default, name, None)
+        value = self._kwargs.get(name)
+        for config in (self._passed, self._default):
+            if value is None:
+                value = getattr(config, name, None)
+        return value
 
     def wants_other_cache(self) -> bool:
         """Whether the caller or the model chose a cache, or none: that choice stands."""
         chosen = self.get("cache_implementation")
-        if (
-            chosen == "hybrid"
-        ):  # an old default of Gemma 2 checkpoints, which transformers drops itself
-            chosen = None
+        if chosen == "hybrid":
+            chosen = None  # an old default of Gemma 2 checkpoints; transformers drops it itself
         if chosen is not None:
             _log.warning("cache_implementation=%r is set: this call runs without OVAL", chosen)
         return chosen is not None or self.get("use_cache") is False

@@ -294,18 +294,16 @@ def _load(
 
 def _room(hf_config: PretrainedConfig, prompt_tokens: int) -> float:
     """Returns how many tokens may follow the prompt: the last one needs no position, nobody reads it."""
-    from oval_core.errors import ConfigError, PromptTooLongError
+    from oval_adapters.hf_cache import check_positions
+    from oval_core.errors import ConfigError
 
     limit = getattr(hf_config.get_text_config(decoder=True), "max_position_embeddings", None)
     if prompt_tokens == 0:
         raise ConfigError(
             "prompt: the tokenizer made no token of it. Allowed: any text. Change it."
         )
-    if limit is not None and prompt_tokens > limit:
-        raise PromptTooLongError(
-            f"prompt: got {prompt_tokens} tokens. Allowed: {limit}, the positions of this model. Shorten the "
-            "prompt, or use a model with a longer context."
-        )
+    if limit is not None:
+        check_positions(prompt_tokens, limit)
     return math.inf if limit is None else limit - prompt_tokens + 1
 
 

@@ -6,9 +6,19 @@ is used by FlashDecoding and PRR (arXiv 2606.30389). Shapes: B batch, H heads, N
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
+
+
+def num_parts(num_tasks: int, length: int, min_part: int) -> int:
+    """Returns into how many parts to cut `length` keys so that torch's threads share `num_tasks` tasks out evenly.
+
+    The fewest that do: 3 tasks on 2 threads want 2, 8 on 16 want 2; none shorter than `min_part` keys.
+    """
+    threads = torch.get_num_threads()
+    return max(1, min(threads // math.gcd(num_tasks, threads), length // min_part))
 
 
 def has_cpu_flash() -> bool:

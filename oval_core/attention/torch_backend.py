@@ -5,8 +5,6 @@ Shapes: B rows, T queries, H heads, K KV heads, G = H / K, L keys, P parts, N ne
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from oval_core.attention.base import (
@@ -18,7 +16,7 @@ from oval_core.attention.base import (
     within_window,
 )
 from oval_core.attention.dense import dense_attention
-from oval_core.attention.partial import cpu_flash, has_cpu_flash, merge, mix
+from oval_core.attention.partial import cpu_flash, has_cpu_flash, merge, mix, num_parts
 from oval_core.kv_pool import LayerStore
 from oval_core.values import LayerSpec, RowPlan, Segment, StepPlan
 
@@ -106,7 +104,7 @@ def _decode(
     batch, heads, _, dim = query.shape
     kv_heads, slots, _ = store.keys.shape
     grouped = query.reshape(batch, kv_heads, heads // kv_heads, dim)
-    parts = _num_parts(batch * kv_heads, length)
+    parts = num_parts(batch * kv_heads, length, _MIN_PART)
 
     def view(tensor: torch.Tensor, start: int, count: int, cuts: int) -> torch.Tensor:
         # [B, K, P, count, D] over the pool [K, S, D]
@@ -135,12 +133,6 @@ def _decode(
         outs = torch.cat([out for out, _ in results], 1).float()
         rows.append(mix(outs, torch.cat([lse for _, lse in results], 1), 1))
     return torch.stack(rows).to(query.dtype).view(batch, 1, heads, dim)
-
-
-def _num_parts(num_tasks: int, length: int) -> int:
-    # The fewest parts that share out evenly: 3 tasks on 2 threads want 2, 8 on 16 want 2.
-    threads = torch.get_num_threads()
-    return max(1, min(threads // math.gcd(num_tasks, threads), length // _MIN_PART))
 
 
 def _flash_row(

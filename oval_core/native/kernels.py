@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 
 import torch
 
+from oval_core.attention.partial import num_parts
 from oval_core.errors import BackendUnavailableError
 from oval_core.native.build import build_library
 
@@ -66,12 +66,11 @@ class Kernels:
         kv_heads, slots, _ = keys.shape
         query = query.contiguous()
         out = torch.empty(batch, 1, heads, dim, dtype=query.dtype)
-        threads = torch.get_num_threads()
-        parts = max(1, min(threads // math.gcd(batch * kv_heads, threads), length // _MIN_PART))
+        parts = num_parts(batch * kv_heads, length, _MIN_PART)
         offset = first * dim * query.element_size()
         failed = self._decode(
             query.data_ptr(), keys.data_ptr() + offset, values.data_ptr() + offset, out.data_ptr(),
-            batch, kv_heads, length, stride * dim, slots * dim, scaling, parts, threads,
+            batch, kv_heads, length, stride * dim, slots * dim, scaling, parts, torch.get_num_threads(),
         )  # fmt: skip
         if failed:
             raise MemoryError("no memory for the partial sums of a decode step")
