@@ -100,10 +100,9 @@ class Attachment:
         reserve = self.config.reserve_tokens or reserve_tokens
         paged = PagedCache(
             self.config,
-            len(self._windows),
+            self._windows,
             self._policy,
             self._backend,
-            has_windows=any(window is not None for window in self._windows),
             counters=self.counters,
         )
         return OvalCache(paged, self._text_config, self._windows, owner=self, reserve=reserve)

@@ -9,13 +9,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from oval_core.config import OvalConfig
+    from oval_core.config import OvalConfig, TierConfig
     from oval_core.errors import (
         BackendUnavailableError,
         CacheMismatchError,
         ConfigError,
+        FastMemoryError,
         OvalError,
         PromptTooLongError,
+        TierError,
         UnsupportedModelError,
     )
     from oval_core.page_table import PageTable
@@ -26,6 +28,7 @@ __all__ = [
     "BackendUnavailableError",
     "CacheMismatchError",
     "ConfigError",
+    "FastMemoryError",
     "FullPolicy",
     "OvalConfig",
     "OvalError",
@@ -33,6 +36,8 @@ __all__ = [
     "PagedCache",
     "PromptTooLongError",
     "SelectionPolicy",
+    "TierConfig",
+    "TierError",
     "UnsupportedModelError",
     "create_policy",
 ]
@@ -41,6 +46,7 @@ _HOMES = {
     "BackendUnavailableError": "errors",
     "CacheMismatchError": "errors",
     "ConfigError": "errors",
+    "FastMemoryError": "errors",
     "FullPolicy": "policy",
     "OvalConfig": "config",
     "OvalError": "errors",
@@ -48,6 +54,8 @@ _HOMES = {
     "PagedCache": "paged_cache",
     "PromptTooLongError": "errors",
     "SelectionPolicy": "policy",
+    "TierConfig": "config",
+    "TierError": "errors",
     "UnsupportedModelError": "errors",
     "create_policy": "policy",
 }

@@ -26,6 +26,14 @@ class PromptTooLongError(OvalError, ValueError):
     """A prompt has more tokens than the model has positions."""
 
 
+class FastMemoryError(OvalError, ValueError):
+    """What a forward needs at once does not fit into `tiers.fast_tokens`."""
+
+
+class TierError(OvalError, RuntimeError):
+    """A page could not be moved between tiers: disk full, file damaged or gone, worker dead."""
+
+
 class BackendUnavailableError(OvalError, RuntimeError):
     """An attention backend that was asked for by name cannot run here."""
 

@@ -104,6 +104,19 @@ class KVPool:
             flat = flat[plan.source.to(flat.device)]
         self.hidden.index_copy_(0, plan.slot_mapping.to(flat.device), flat)
 
+    def read(self, layer_idx: int, slots: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns copies of K [K, n, D] and V [K, n, E] at these slots."""
+        store = self.store(layer_idx)
+        index = torch.tensor(slots, dtype=torch.long, device=store.keys.device)
+        return store.keys.index_select(1, index), store.values.index_select(1, index)
+
+    def put(self, layer_idx: int, slots: Sequence[int], store: LayerStore) -> None:
+        """Writes K [K, n, D] and V [K, n, E] to these slots of a layer that has been written."""
+        own = self.store(layer_idx)
+        index = torch.tensor(slots, dtype=torch.long, device=own.keys.device)
+        own.keys.index_copy_(1, index, store.keys.to(own.keys.device))
+        own.values.index_copy_(1, index, store.values.to(own.values.device))
+
     def apply(self, relayout: Relayout) -> None:
         """Moves everything to a pool of `relayout.num_slots`, layer by layer."""
         self.num_slots = relayout.num_slots

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 
 
 @dataclass(slots=True)
@@ -17,6 +18,7 @@ class CacheCounters:
         pool_growths: times the pool was laid out anew, the first time included.
         peak_slots: most slots in use at the end of a forward.
         peak_bytes: most bytes set aside at the end of a forward.
+        tiers: what moved between tiers.
     """
 
     forwards: int = 0
@@ -26,6 +28,7 @@ class CacheCounters:
     pool_growths: int = 0
     peak_slots: int = 0
     peak_bytes: int = 0
+    tiers: TierCounters = field(default_factory=lambda: TierCounters())
 
     def count_forward(self, num_tokens: int, num_slots: int, num_bytes: int) -> None:
         """Counts one committed forward."""
@@ -35,5 +38,78 @@ class CacheCounters:
         self.peak_bytes = max(self.peak_bytes, num_bytes)
 
     def to_dict(self) -> dict[str, int]:
+        """Returns the totals by name, without those of the tiers."""
+        return {name: value for name, value in asdict(self).items() if name != "tiers"}
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """What moved between tiers: totals of one cache, or of several added up.
+
+    At all times `bytes_prefetched == bytes_used + bytes_wasted +` what waits in fast memory to be read; nothing waits
+    once a cache is reset or closed.
+
+    Attributes:
+        bytes_prefetched: bytes whose transfer began before a layer asked for them.
+        bytes_used: of those, bytes that a layer then read.
+        bytes_wasted: of those, bytes that nobody read: cancelled, cut, or thrown out for something else.
+        bytes_demanded: bytes that were fetched only when a layer asked for them.
+        bytes_late: bytes that a layer had to wait for, prefetched or demanded.
+        bytes_evicted: bytes of pages that left fast memory.
+        bytes_stored: bytes of pages written to a slow tier; a page that never changed is written once.
+        bytes_loaded: bytes of whole pages brought back because they were to be changed.
+        transfers: transfers that were made.
+        transfer_s: seconds that the worker spent on transfers.
+        stall_s: seconds that layers waited.
+        lead_s: seconds from the end of a prefetch to its use, summed over transfers.
+        leads: transfers counted in `lead_s`.
+        peak_slow_bytes: most bytes held by the slow tiers.
+    """
+
+    bytes_prefetched: int = 0
+    bytes_used: int = 0
+    bytes_wasted: int = 0
+    bytes_demanded: int = 0
+    bytes_late: int = 0
+    bytes_evicted: int = 0
+    bytes_stored: int = 0
+    bytes_loaded: int = 0
+    transfers: int = 0
+    transfer_s: float = 0.0
+    stall_s: float = 0.0
+    lead_s: float = 0.0
+    leads: int = 0
+    peak_slow_bytes: int = 0
+
+    def to_dict(self) -> dict[str, int | float]:
         """Returns the totals by name."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """What one forward moved between tiers.
+
+    Bytes and seconds as in `TierCounters`; what is prefetched for the next forward counts where it began.
+
+    Attributes:
+        bytes_prefetched: see `TierCounters`.
+        bytes_used: see `TierCounters`.
+        bytes_wasted: see `TierCounters`.
+        bytes_late: see `TierCounters`.
+        bytes_demanded: see `TierCounters`.
+        stall_s: see `TierCounters`.
+        lead_s: mean seconds from the end of a prefetch to its use; 0 without any.
+        hits: by layer, pages that were in fast memory when the layer asked for them.
+        misses: by layer, pages that the layer had to wait for.
+    """
+
+    bytes_prefetched: int
+    bytes_used: int
+    bytes_wasted: int
+    bytes_late: int
+    bytes_demanded: int
+    stall_s: float
+    lead_s: float
+    hits: Mapping[int, int]
+    misses: Mapping[int, int]

@@ -34,6 +34,9 @@ class KeyBounds:
     mean: torch.Tensor
 
 
+ReadKeys = Callable[[int, Sequence[Page], Sequence[Sequence[int]]], torch.Tensor]
+"""Returns keys [K, n, D] of a layer at some slots of some pages, page after page."""
+
 _Stamp = tuple[int, int]
 """(page version, committed tokens): what a summary was made from."""
 
@@ -41,22 +44,25 @@ _Stamp = tuple[int, int]
 class PageSummaries:
     """Summaries of the pages of a table, kept for as long as the page does not change."""
 
-    def __init__(self, table: PageTable, pool: KVPool) -> None:
+    def __init__(self, table: PageTable, pool: KVPool, read_keys: ReadKeys) -> None:
         self._table = table
         self._pool = pool
+        self._read_keys = read_keys
         self._keys: dict[int, dict[int, tuple[_Stamp, tuple[torch.Tensor, ...]]]] = {}
         self._hidden: dict[int, tuple[_Stamp, tuple[torch.Tensor, ...]]] = {}
 
     def key_bounds(self, layer_idx: int, row: int) -> KeyBounds:
         """Returns the key bounds of a row's pages that hold a committed token."""
-        store = self._pool.store(layer_idx)
 
-        def make(slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            keys = store.keys[:, slots].transpose(0, 1)  # [P, K, tokens, D]
+        def make(pages: Sequence[Page], slots: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
+            keys = self._read_keys(layer_idx, pages, slots)
+            keys = keys.view(keys.shape[0], len(pages), -1, keys.shape[2]).transpose(
+                0, 1
+            )  # [P, K, tokens, D]
             return keys.amin(2), keys.amax(2), keys.float().mean(2)
 
         kept = self._keys.setdefault(layer_idx, {})
-        pages, (lower, upper, mean) = self._refresh(kept, row, store.keys.device, make)
+        pages, (lower, upper, mean) = self._refresh(kept, row, make)
         return KeyBounds(tuple(page.page_id for page in pages), lower, upper, mean)
 
     def hidden_mean(self, row: int) -> torch.Tensor:
@@ -64,18 +70,17 @@ class PageSummaries:
         hidden = self._pool.hidden
         assert hidden is not None, "hidden states are kept only with track_hidden"
 
-        def make(slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return (hidden[slots].float().mean(1),)
+        def make(_: Sequence[Page], slots: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
+            return (hidden[torch.tensor(slots, device=hidden.device)].float().mean(1),)
 
-        _, (mean,) = self._refresh(self._hidden, row, hidden.device, make)
+        _, (mean,) = self._refresh(self._hidden, row, make)
         return mean
 
     def _refresh(
         self,
         kept: dict[int, tuple[_Stamp, tuple[torch.Tensor, ...]]],
         row: int,
-        device: torch.device,
-        make: Callable[[torch.Tensor], tuple[torch.Tensor, ...]],
+        make: Callable[[Sequence[Page], Sequence[Sequence[int]]], tuple[torch.Tensor, ...]],
     ) -> tuple[list[Page], tuple[torch.Tensor, ...]]:
         committed = self._table.sequences[row].num_committed
         slots_of: dict[int, list[int]] = {}
@@ -90,8 +95,7 @@ class PageSummaries:
             if page.page_id not in kept or kept[page.page_id][0] != (page.version, len(slots)):
                 stale[len(slots)].append(page)
         for count, group in stale.items():
-            index = torch.tensor([slots_of[page.page_id] for page in group], device=device)
-            made = make(index)
+            made = make(group, [slots_of[page.page_id] for page in group])
             for i, page in enumerate(group):
                 kept[page.page_id] = ((page.version, count), tuple(t[i] for t in made))
         self._forget_dead(kept)

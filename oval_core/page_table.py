@@ -38,6 +38,7 @@ class PageTable:
         self.sequences: list[SequencePages] = []
         self._allocator = SlotAllocator()
         self._next_page_id = 0
+        self._released: list[int] = []
         self._is_even = True  # every region is a multiple of page_size, so free space is too
 
     @property
@@ -54,6 +55,11 @@ class PageTable:
     def num_used(self) -> int:
         """Slots that belong to a page, vacant places of open pages included."""
         return self._allocator.num_used
+
+    @property
+    def num_opened(self) -> int:
+        """Pages ever opened; their ids are 1, 2, ... in that order."""
+        return self._next_page_id
 
     def pages(self) -> list[Page]:
         """Every page once, shared pages too."""
@@ -74,13 +80,14 @@ class PageTable:
         """Sizes of the regions that `count` forks take at most: one open page each."""
         return [self.page_size] * count
 
+    def cut_pages(self, row: int, length: int) -> list[Page]:
+        """Pages of which `truncate(row, length)` keeps some tokens and drops others."""
+        pages = self.sequences[row].pages
+        return [page for page in pages if min(page.tokens) < length <= max(page.tokens)]
+
     def cut_regions(self, row: int, length: int) -> list[int]:
         """Sizes of the regions that `truncate(row, length)` takes: copies of the shared pages it cuts."""
-        return [
-            page.capacity
-            for page in self.sequences[row].pages
-            if page.num_refs > 1 and min(page.tokens) < length <= max(page.tokens)
-        ]
+        return [page.capacity for page in self.cut_pages(row, length) if page.num_refs > 1]
 
     def make_room(self, regions: Sequence[int], reserve: int = 0) -> Relayout | None:
         """Makes sure that regions of these sizes can be allocated.
@@ -218,8 +225,14 @@ class PageTable:
         """Adds a sequence that starts as a copy of `row`."""
         return self.reorder([*range(len(self.sequences)), row])
 
+    def take_released(self) -> list[int]:
+        """Returns the ids of the pages that ended since the last call. An id is never used again."""
+        released, self._released = self._released, []
+        return released
+
     def reset(self) -> None:
         """Drops every sequence; the slots stay."""
+        self._released += [page.page_id for page in self.pages()]
         self.sequences = []
         self._allocator = SlotAllocator(self.num_slots)
         self._is_even = True
@@ -332,3 +345,4 @@ class PageTable:
         page.num_refs -= 1
         if page.num_refs == 0:
             self._allocator.free(page.base, page.capacity)
+            self._released.append(page.page_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
@@ -11,11 +12,13 @@ from oval_core.attention import AttentionBackend
 from oval_core.config import OvalConfig
 from oval_core.errors import CacheMismatchError
 from oval_core.kv_pool import KVPool
-from oval_core.metrics import CacheCounters
+from oval_core.metrics import CacheCounters, StepMetrics
 from oval_core.page_summary import PageSummaries
 from oval_core.page_table import PageTable, SlotCopy
-from oval_core.plan import build_plan
+from oval_core.pages import Page
 from oval_core.policy import SelectionPolicy
+from oval_core.storage import ForwardRequest, ResidentStorage, Storage
+from oval_core.tiers import TieredStorage
 from oval_core.values import LayerSpec, RowRequest, StepPlan
 
 
@@ -23,33 +26,57 @@ class PagedCache:
     """K and V of a batch of sequences, in pages.
 
     One forward is `begin` (plan, tokens become tentative), then `write` and `attend` once a layer, then
-    `commit` or `abort`. Between forwards: `truncate`, `reorder`, `reset`.
+    `commit` or `abort`. Between forwards: `truncate`, `reorder`, `reset`. `close` ends what `tiers` opened.
     """
 
     def __init__(
         self,
         config: OvalConfig,
-        num_layers: int,
+        windows: Sequence[int | None],
         policy: SelectionPolicy,
         backend: AttentionBackend,
-        has_windows: bool = False,
         counters: CacheCounters | None = None,
     ) -> None:
+        """Makes an empty cache.
+
+        Args:
+            config: settings.
+            windows: sliding window of each decoder layer, None where it reads everything.
+            policy: which pages a query reads.
+            backend: what computes attention.
+            counters: totals to add to; None for new ones.
+        Raises:
+            ConfigError: `config.tiers` has too little fast memory for so many layers.
+        """
         self.config = config
         self.table = PageTable(config.page_size)
-        self.pool = KVPool(num_layers)
-        self._summaries = PageSummaries(self.table, self.pool)
+        self.pool = KVPool(len(windows))
         self.counters = counters if counters is not None else CacheCounters()
+        self.last_step: StepMetrics | None = None
+        self._windows = windows
         self._policy = policy
         self._backend = backend
-        self._has_windows = has_windows
+        resident = ResidentStorage(self.table, self.pool, backend)
+        tiered = None
+        if config.tiers is not None:
+            tiered = TieredStorage(self.table, windows, config, backend, self.counters.tiers)
+        self._set_storages(resident, tiered)
         self._plan: StepPlan | None = None
         self._is_first = False
         self._is_moving = False
 
+    def _set_storages(self, resident: ResidentStorage, tiered: TieredStorage | None) -> None:
+        self.tiers = tiered
+        self._storages: list[Storage] = [resident] if tiered is None else [resident, tiered]
+        layers = range(len(self._windows))
+        self._of_layer: list[Storage] = [
+            tiered if tiered is not None and i in tiered.layers else resident for i in layers
+        ]
+        self._summaries = PageSummaries(self.table, self.pool, self._read_keys)
+
     @property
     def plan(self) -> StepPlan:
-        """The plan of the running forward; raises `CacheMismatchError` outside of one."""
+        """The plan of the running forward over the table's slots; raises `CacheMismatchError` outside of one."""
         if self._plan is None:
             raise CacheMismatchError(
                 "this OVAL cache was used outside a forward of the model it is attached to. Allowed: "
@@ -57,6 +84,11 @@ class PagedCache:
                 "`cache.to_dynamic_cache()` to go on with plain Hugging Face)."
             )
         return self._plan
+
+    @property
+    def bytes_allocated(self) -> int:
+        """Bytes of fast memory set aside for K and V."""
+        return sum(storage.bytes_allocated for storage in self._storages)
 
     @property
     def summaries(self) -> PageSummaries:
@@ -115,19 +147,28 @@ class PagedCache:
             [r for row, n in enumerate(counts) for r in self.table.text_regions(row, n)], reserve
         )
         slots = [self.table.append(row, count).slots for row, count in enumerate(counts)]
-        sequences = self.table.sequences
-        selection = self._policy.select(sequences)
-        return build_plan(
-            sequences, slots, requests, selection, num_queries, device, self._has_windows, bias
+        self._settle_pages()
+        forward = ForwardRequest(
+            requests=requests,
+            new_slots=slots,
+            selection=self._policy.select(self.table.sequences),
+            num_queries=num_queries,
+            device=device,
+            bias=bias,
+            has_windows=any(window is not None for window in self._windows),
         )
+        plan, *_ = [storage.plan(forward) for storage in self._storages]
+        return plan
 
     def write(self, layer_idx: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Writes keys [B, K, T, D] and values [B, K, T, E] of the running forward."""
-        self.pool.write(layer_idx, keys, values, self.plan)
+        self._check_running()
+        self._of_layer[layer_idx].write(layer_idx, keys, values)
 
     def attend(self, layer_idx: int, query: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
         """Attends with query [B, H, T, D] over what the plan selected; returns [B, T, H, E]."""
-        return self._backend.attend(query, self.pool.store(layer_idx), self.plan, spec)
+        self._check_running()
+        return self._of_layer[layer_idx].attend(layer_idx, query, spec)
 
     def commit(self, hidden_states: torch.Tensor | None = None) -> None:
         """Makes the tokens of the running forward count.
@@ -140,33 +181,34 @@ class PagedCache:
             self.pool.write_hidden(hidden_states, plan)
         for row, row_plan in enumerate(plan.rows):
             self.table.commit(row, row_plan.num_new)
-        self._plan = None
+        self._settle_pages()
+        self._end_forward()
         self._is_first = False
         self.counters.count_forward(
-            sum(row.num_new for row in plan.rows), self.table.num_used, self.pool.bytes_allocated
+            sum(row.num_new for row in plan.rows), self.table.num_used, self.bytes_allocated
         )
 
     def abort(self) -> None:
         """Drops the tokens of the running forward: the cache is as it was before `begin`."""
-        self._plan = None
+        self._end_forward()
         if self._is_first:  # nothing is bound yet: not the batch size, nor dtype and head dims
             self._is_first = self._is_moving = False
-            self.table.reset()
-            self.table.forget_slots()
-            self.pool.clear()
+            self._clear()
         for row in range(self.batch_size):
             self.table.commit(row, 0)
+        self._settle_pages()
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Keeps the first lengths[row] tokens of each row."""
         self._settle()
         before = sum(seq.length for seq in self.table.sequences)
         assert len(lengths) == self.batch_size, "one length a row"
-        self._make_room(
-            [r for row, length in enumerate(lengths) for r in self.table.cut_regions(row, length)]
-        )
+        cut = [p for row, length in enumerate(lengths) for p in self.table.cut_pages(row, length)]
+        regions = [r for i, length in enumerate(lengths) for r in self.table.cut_regions(i, length)]
+        self._make_room(regions, hold=cut)
         for row, length in enumerate(lengths):
             self._copy(self.table.truncate(row, length))
+        self._settle_pages()
         self.counters.tokens_dropped += before - sum(lengths)
 
     def reorder(self, rows: Sequence[int]) -> None:
@@ -174,51 +216,88 @@ class PagedCache:
         self._settle()
         self._make_room(self.table.copy_regions(len(rows) - len(set(rows))))
         self._copy(self.table.reorder(rows))
+        self._settle_pages()
 
     def reset(self) -> None:
         """Drops every sequence; memory stays for the next ones."""
-        self._plan = None
-        self.table.reset()
+        self._end_forward()
         if self._is_moving:
-            self.table.forget_slots()
-            self.pool.clear()
+            self._clear()
             self._is_moving = False
+        self.table.reset()
+        self._settle_pages()
+
+    def close(self) -> None:
+        """Ends threads and files of the slow tiers; what they hold is lost. Twice is harmless."""
+        for storage in self._storages:
+            storage.close()
 
     def gather(self, layer_idx: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns copies of K [K, length, D] and V [K, length, E] of one row, in token order."""
         self._check_whole()
-        store = self.pool.store(layer_idx)
-        slots = torch.tensor(
-            self.table.sequences[row].token_slots(), dtype=torch.long, device=store.keys.device
-        )
-        return store.keys.index_select(1, slots), store.values.index_select(1, slots)
+        pages = self.table.sequences[row].pages
+        keys, values = self._of_layer[layer_idx].read(layer_idx, pages, [p.slots for p in pages])
+        tokens = torch.tensor([t for p in pages for t in p.tokens], dtype=torch.long)
+        order = tokens.argsort().to(keys.device)
+        return keys.index_select(1, order), values.index_select(1, order)
 
     def clone(self) -> PagedCache:
-        """Returns an independent copy, with the same policy and backend."""
+        """Returns an independent copy, with the same policy and backend; the totals stay common."""
         self._settle()
         self._check_whole()
-        layers, counters = len(self.pool.layers), self.counters
-        twin = PagedCache(
-            self.config, layers, self._policy, self._backend, self._has_windows, counters
-        )
+        twin = copy.copy(self)
         twin.table = copy.deepcopy(self.table)
-        twin.pool = self.pool.clone()
-        twin._summaries = PageSummaries(twin.table, twin.pool)
+        resident, *tiered = [storage.clone(twin.table) for storage in self._storages]
+        assert isinstance(resident, ResidentStorage)
+        twin.pool = resident.pool
+        twin._set_storages(resident, cast("TieredStorage", tiered[0]) if tiered else None)
         return twin
 
-    def _make_room(self, regions: Sequence[int], reserve: int = 0) -> None:
+    def _make_room(
+        self, regions: Sequence[int], reserve: int = 0, hold: Sequence[Page] = ()
+    ) -> None:
         self._check_whole()
+        for storage in self._storages:
+            storage.make_room(regions, hold)
         relayout = self.table.make_room(regions, reserve)
         if relayout is not None:
             self._is_moving = True
-            self.pool.apply(relayout)
+            for storage in self._storages:
+                storage.relayout(relayout)
             self._is_moving = False
             self.counters.slots_copied += sum(move.size for move in relayout.moves)
             self.counters.pool_growths += 1
 
     def _copy(self, copies: SlotCopy) -> None:
-        self.pool.copy_slots(copies)
+        if copies.src:
+            self._settle_pages()  # new pages get their place before K/V are copied to it
+        for storage in self._storages:
+            storage.copy_slots(copies)
         self.counters.slots_copied += len(copies.src)
+
+    def _settle_pages(self) -> None:
+        released = self.table.take_released()
+        for storage in self._storages:
+            storage.settle(released)
+
+    def _end_forward(self) -> None:
+        self._plan = None
+        for storage in self._storages:
+            self.last_step = storage.end_forward() or self.last_step
+
+    def _clear(self) -> None:
+        self.table.reset()
+        self.table.forget_slots()
+        for storage in self._storages:
+            storage.clear()
+
+    def _read_keys(
+        self, layer_idx: int, pages: Sequence[Page], slots: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        return self._of_layer[layer_idx].read(layer_idx, pages, slots)[0]
+
+    def _check_running(self) -> None:
+        assert self.plan is not None
 
     def _check_whole(self) -> None:
         if self._is_moving:

@@ -77,6 +77,8 @@ class SequencePages:
         self.pages: list[Page] = []
         self.length = 0
         self.num_committed = 0
+        self.num_edits = 0
+        """Grows with every change but tokens added at the end."""
         self._runs: list[Run] | None = []
         self._ordered: bool | None = True
 
@@ -125,6 +127,7 @@ class SequencePages:
 
     def changed(self) -> None:
         """Notes any other change of the pages."""
+        self.num_edits += 1
         self._runs = None
         self._ordered = None
 

@@ -6,44 +6,63 @@ from collections.abc import Sequence
 
 import torch
 
-from oval_core.pages import Run, SequencePages
-from oval_core.values import PageSelection, RowPlan, RowRequest, Segment, StepPlan
+from oval_core.pages import Run
+from oval_core.values import RowPages, RowPlan, RowRequest, Segment, StepPlan
 
 _LONG_RUN = 128
 """Runs of this many slots are read in place; shorter ones are gathered together, one copy for all."""
 
 
 def build_plan(
-    sequences: Sequence[SequencePages],
-    new_slots: Sequence[Sequence[int]],
+    rows: Sequence[RowPages],
     requests: Sequence[RowRequest],
-    selection: PageSelection,
     num_queries: int,
     device: torch.device,
-    needs_order: bool,
     bias: torch.Tensor | None,
 ) -> StepPlan:
     """Builds the plan of a forward whose tokens have just been appended.
 
     Args:
-        sequences: the rows, new tokens included.
-        new_slots: slots of each row's new tokens.
+        rows: where the keys of each row lie, new tokens included.
         requests: what each row brings.
-        selection: runs that each row reads.
         num_queries: T.
         device: where index tensors must be.
-        needs_order: whether some layer must know the token behind each key though T is 1 (a window).
         bias: see `StepPlan`.
     """
-    rows = tuple(
-        _row_plan(seq, request, runs, device, needs_order or num_queries > 1 or bias is not None)
-        for seq, request, runs in zip(sequences, requests, selection.runs, strict=True)
+    plans = tuple(
+        row_plan(pages, request, device) for pages, request in zip(rows, requests, strict=True)
     )
+    new_slots = [pages.new_slots for pages in rows]
     write_run, slot_mapping, source = _writes(new_slots, requests, num_queries, device)
-    stride = _stride(selection.runs) if num_queries == 1 and len(rows) > 1 else None
-    if any(not row.is_plain or row.num_new != num_queries for row in rows):
+    stride = _stride([pages.runs for pages in rows]) if num_queries == 1 and len(rows) > 1 else None
+    if any(not plan.is_plain or plan.num_new != num_queries for plan in plans):
         stride = None
-    return StepPlan(num_queries, rows, write_run, slot_mapping, source, stride, bias)
+    return StepPlan(num_queries, plans, write_run, slot_mapping, source, stride, bias)
+
+
+def row_plan(
+    pages: RowPages, request: RowRequest, device: torch.device, is_past: bool = False
+) -> RowPlan:
+    """Builds the plan of one row over the keys that lie in one place; see `RowPlan` for `is_past`."""
+    key_tokens = None
+    if pages.key_tokens is not None:
+        key_tokens = torch.tensor(pages.key_tokens, dtype=torch.long, device=device)
+    hidden = request.hidden
+    if hidden is not None:
+        hidden = torch.cat([hidden, hidden.new_zeros(request.num_new)])
+        if key_tokens is not None:
+            hidden = hidden[key_tokens.to(hidden.device)]
+    return RowPlan(
+        num_new=request.num_new,
+        num_tokens=pages.num_tokens,
+        length=sum(end - start for start, end in pages.runs),
+        segments=segments_of(pages.runs, device),
+        is_past=is_past,
+        query_places=request.query_places,
+        key_tokens=key_tokens,
+        positions=request.positions,
+        hidden=hidden,
+    )
 
 
 def segments_of(runs: Sequence[Run], device: torch.device) -> tuple[Segment, ...]:
@@ -67,33 +86,6 @@ def segments_of(runs: Sequence[Run], device: torch.device) -> tuple[Segment, ...
             segments.append(slice(start, end))
     flush()
     return tuple(segments)
-
-
-def _row_plan(
-    seq: SequencePages,
-    request: RowRequest,
-    runs: Sequence[Run],
-    device: torch.device,
-    needs_order: bool,
-) -> RowPlan:
-    order = seq.key_tokens() if needs_order else None
-    key_tokens = None if order is None else torch.tensor(order, device=device)
-    hidden = request.hidden
-    if hidden is not None:
-        hidden = torch.cat([hidden, hidden.new_zeros(request.num_new)])
-        if order is None:
-            order = seq.key_tokens()
-        if order is not None:
-            hidden = hidden[torch.tensor(order, device=hidden.device)]
-    return RowPlan(
-        num_new=request.num_new,
-        length=sum(end - start for start, end in runs),
-        segments=segments_of(runs, device),
-        query_places=request.query_places,
-        key_tokens=key_tokens,
-        positions=request.positions,
-        hidden=hidden,
-    )
 
 
 def _writes(

@@ -16,7 +16,7 @@ class SelectionPolicy(Protocol):
     name: str
 
     def select(self, sequences: Sequence[SequencePages]) -> PageSelection:
-        """Returns the runs to read for each row; uncommitted tokens must always be among them."""
+        """Returns the pages to read for each row; those of uncommitted tokens must be among them."""
         ...
 
 
@@ -26,8 +26,8 @@ class FullPolicy:
     name = "full"
 
     def select(self, sequences: Sequence[SequencePages]) -> PageSelection:
-        """Returns all runs of every row."""
-        return PageSelection(tuple(tuple(seq.runs()) for seq in sequences))
+        """Returns all pages of every row."""
+        return PageSelection((None,) * len(sequences))
 
 
 def create_policy(name: str) -> SelectionPolicy:

@@ -64,6 +64,11 @@ class SlotAllocator:
             self._ends.insert(i, end)
         self.num_free += size
 
+    def grow(self, count: int) -> None:
+        """Adds `count` slots at the end."""
+        self.num_slots += count
+        self.free(self.num_slots - count, count)
+
     def fits(self, sizes: Sequence[int]) -> bool:
         """Whether regions of these sizes can all be allocated. May say no where a lucky order would fit."""
         if not sizes:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from oval_core.pages import Run
+from oval_core.pages import Page, Run
 
 Segment = slice | torch.Tensor
 """Slots read together: a slice of the pool (no copy), or an index tensor (gathered)."""
@@ -32,21 +33,26 @@ class RowRequest:
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """What one row reads in a forward, its own new tokens included.
+    """What one row reads in a forward, from one place: all of its keys, or a part of them.
 
     Attributes:
         num_new: tokens appended by this forward; they are the last `num_new` of the sequence.
+        num_tokens: tokens of the sequence, new ones included.
         length: keys that are read.
         segments: where they are, in key order.
+        is_past: whether the keys are all older than the new tokens; else the new ones are the last among them.
         query_places: as in `RowRequest`.
-        key_tokens: [length] token index of each key; None when keys are in token order.
-        positions: [length] as in `RowRequest`, by token index.
+        key_tokens: [length] token index of each key; None when keys are in token order and nothing but that
+            order matters (no window, mask or hidden key where tokens are left out).
+        positions: [num_tokens] as in `RowRequest`, by token index.
         hidden: bool [length] true where no query may look; None when nowhere.
     """
 
     num_new: int
+    num_tokens: int
     length: int
     segments: tuple[Segment, ...]
+    is_past: bool = False
     query_places: torch.Tensor | None = None
     key_tokens: torch.Tensor | None = None
     positions: torch.Tensor | None = None
@@ -97,7 +103,24 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class PageSelection:
-    """What a policy chose: the runs of slots that each row reads."""
+class RowPages:
+    """Where the keys that a row reads lie in one pool.
 
-    runs: tuple[tuple[Run, ...], ...]
+    Attributes:
+        runs: their slots.
+        key_tokens: token index of each, as in `RowPlan`.
+        new_slots: slots of the row's new tokens, in token order.
+        num_tokens: tokens of the sequence, new ones included.
+    """
+
+    runs: Sequence[Run]
+    key_tokens: Sequence[int] | None
+    new_slots: Sequence[int]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageSelection:
+    """What a policy chose: the pages that each row reads; None for all of them."""
+
+    pages: tuple[tuple[Page, ...] | None, ...]

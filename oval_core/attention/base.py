@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from oval_core.attention.partial import Part
 from oval_core.kv_pool import LayerStore
 from oval_core.values import LayerSpec, RowPlan, Segment, StepPlan
 
@@ -32,6 +33,21 @@ class AttentionBackend(Protocol):
         self, query: torch.Tensor, store: LayerStore, plan: StepPlan, spec: LayerSpec
     ) -> torch.Tensor:
         """Attends with query [B, H, T, D]; returns [B, T, H, E]. Outputs of padding are zero."""
+        ...
+
+    def attend_part(
+        self,
+        query: torch.Tensor,
+        store: LayerStore,
+        row: RowPlan,
+        spec: LayerSpec,
+        bias: torch.Tensor | None,
+    ) -> Part:
+        """Attends with the N new tokens of one row, query [H, N, D], over some of its keys.
+
+        Returns:
+            Output [H, N, E] and log-sum-exp [H, N], to be merged with the parts over the other keys.
+        """
         ...
 
 
@@ -54,14 +70,12 @@ class RowBackend(ABC):
         for index, row in enumerate(plan.rows):
             if row.num_new == 0:
                 continue
-            bias = row_bias(plan, index, query.device)
-            if row.query_places is None:
-                out[index] = self.attend_row(query[index], store, row, spec, bias).transpose(0, 1)
-            else:
-                places = row.query_places.to(query.device)
-                bias = None if bias is None else bias[:, places]
-                part = self.attend_row(query[index][:, places], store, row, spec, bias)
-                out[index].index_copy_(0, places, part.transpose(0, 1).to(out.dtype))
+            bias = row_bias(plan, index, row, query.device)
+            put_row(
+                out[index],
+                row,
+                self.attend_row(row_query(query, index, row), store, row, spec, bias),
+            )
         return out
 
     @abstractmethod
@@ -75,14 +89,42 @@ class RowBackend(ABC):
     ) -> torch.Tensor:
         """Attends with the N new tokens of one row, query [H, N, D]; returns [H, N, E]."""
 
+    @abstractmethod
+    def attend_part(
+        self,
+        query: torch.Tensor,
+        store: LayerStore,
+        row: RowPlan,
+        spec: LayerSpec,
+        bias: torch.Tensor | None,
+    ) -> Part:
+        """Attends over some keys of a row; see `AttentionBackend.attend_part`."""
 
-def row_bias(plan: StepPlan, row: int, device: torch.device) -> torch.Tensor | None:
-    """Returns the caller's additive mask [H or 1, T, L] of a row, in key order, or None."""
+
+def row_query(query: torch.Tensor, index: int, row: RowPlan) -> torch.Tensor:
+    """Returns the queries [H, N, D] of a row's new tokens out of [B, H, T, D]."""
+    if row.query_places is None:
+        return query[index]
+    return query[index][:, row.query_places.to(query.device)]
+
+
+def put_row(out: torch.Tensor, row: RowPlan, result: torch.Tensor) -> None:
+    """Writes a row's result [H, N, E] to its places in out [T, H, E]."""
+    result = result.transpose(0, 1)
+    if row.query_places is None:
+        out.copy_(result)
+    else:
+        out.index_copy_(0, row.query_places.to(out.device), result.to(out.dtype))
+
+
+def row_bias(plan: StepPlan, index: int, row: RowPlan, device: torch.device) -> torch.Tensor | None:
+    """Returns the caller's additive mask [H or 1, N, L] for the keys of `row`, in key order, or None."""
     if plan.bias is None:
         return None
-    bias = plan.bias[row if plan.bias.shape[0] > 1 else 0].to(device)
-    key_tokens = plan.rows[row].key_tokens
-    return bias if key_tokens is None else bias[..., key_tokens.to(device)]
+    bias = plan.bias[index if plan.bias.shape[0] > 1 else 0].to(device)
+    if row.query_places is not None:
+        bias = bias[:, row.query_places.to(device)]
+    return bias if row.key_tokens is None else bias[..., row.key_tokens.to(device)]
 
 
 def read(tensor: torch.Tensor, segments: tuple[Segment, ...]) -> torch.Tensor:
@@ -98,11 +140,12 @@ def read(tensor: torch.Tensor, segments: tuple[Segment, ...]) -> torch.Tensor:
 
 def allowed(row: RowPlan, window: int | None, device: torch.device) -> torch.Tensor:
     """Returns which keys each new token may see, bool [N, L]: causal, within the window, not hidden."""
-    last = torch.arange(row.length - row.num_new, row.length, device=device)
     if row.key_tokens is None:
         keys = torch.arange(row.length, device=device)
+        end = row.length + (row.num_new if row.is_past else 0)
     else:
-        keys = row.key_tokens.to(device)
+        keys, end = row.key_tokens.to(device), row.num_tokens
+    last = torch.arange(end - row.num_new, end, device=device)
     seen = keys <= last[:, None]
     if window is not None:
         if row.positions is not None:

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
+Part = tuple[torch.Tensor, torch.Tensor]
+"""Output [..., N, E] over some keys and its log-sum-exp [..., N] in float32; -inf where no key is seen."""
+
 
 def num_parts(num_tasks: int, length: int, min_part: int) -> int:
     """Returns into how many parts to cut `length` keys so that torch's threads share `num_tasks` tasks out evenly.
@@ -32,7 +35,7 @@ def cpu_flash(
     values: torch.Tensor,
     scaling: float,
     causal: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Part:
     """Attends with query [B, H, N, D] over keys and values [B, H, L, D]; views with any stride but the last.
 
     Returns:
@@ -46,15 +49,22 @@ def cpu_flash(
     return out, lse
 
 
-def merge(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+def merge(parts: Sequence[Part]) -> torch.Tensor:
     """Merges outputs [..., N, D] with log-sum-exps [..., N] of disjoint keys."""
+    return parts[0][0] if len(parts) == 1 else merge_parts(parts)[0]
+
+
+def merge_parts(parts: Sequence[Part]) -> Part:
+    """Merges parts with disjoint keys into the part of all their keys; nothing seen gives zeros and -inf."""
     if len(parts) == 1:
-        return parts[0][0]
+        return parts[0]
     outs = torch.stack([out for out, _ in parts]).float()
-    return mix(outs, torch.stack([lse for _, lse in parts]), 0).to(parts[0][0].dtype)
+    lses = torch.stack([lse for _, lse in parts])
+    return mix(outs, lses, 0).to(parts[0][0].dtype), torch.logsumexp(lses, 0)
 
 
 def mix(outs: torch.Tensor, lses: torch.Tensor, dim: int) -> torch.Tensor:
     """Merges along one dimension: outs [..., D] float32 with lses [...], both with the parts at `dim`."""
-    weights = torch.softmax(lses, dim)
+    # a query that sees no key of any part has -inf everywhere, and softmax makes NaN of that
+    weights = torch.softmax(lses, dim).nan_to_num(0.0)
     return (outs * weights[..., None]).sum(dim)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from oval_core.attention.base import RowBackend, allowed, read
+from oval_core.attention.partial import Part
 from oval_core.kv_pool import LayerStore
 from oval_core.values import LayerSpec, RowPlan
 
@@ -24,6 +25,17 @@ class ReferenceBackend(RowBackend):
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attends with one row; see `RowBackend.attend_row`."""
+        return self.attend_part(query, store, row, spec, bias)[0]
+
+    def attend_part(
+        self,
+        query: torch.Tensor,
+        store: LayerStore,
+        row: RowPlan,
+        spec: LayerSpec,
+        bias: torch.Tensor | None,
+    ) -> Part:
+        """Attends over some keys; see `AttentionBackend.attend_part`."""
         group = query.shape[0] // store.keys.shape[0]
         keys = read(store.keys, row.segments).float().repeat_interleave(group, 0)
         values = read(store.values, row.segments).float().repeat_interleave(group, 0)
@@ -35,4 +47,5 @@ class ReferenceBackend(RowBackend):
         else:
             scores = scores.masked_fill(~allowed(row, spec.window, query.device), float("-inf"))
         weights = torch.softmax(scores, -1).nan_to_num(0.0)
-        return torch.einsum("hnl,hle->hne", weights, values).to(query.dtype)
+        out = torch.einsum("hnl,hle->hne", weights, values).to(query.dtype)
+        return out, torch.logsumexp(scores, -1)

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from oval_core.attention.base import RowBackend, allowed, read, within_window
-from oval_core.attention.dense import dense_attention
+from oval_core.attention.dense import dense_attention, dense_part
+from oval_core.attention.partial import Part
 from oval_core.kv_pool import LayerStore
 from oval_core.values import LayerSpec, RowPlan
 
@@ -45,6 +46,19 @@ class SdpaBackend(RowBackend):
             enable_gqa=query.shape[0] != keys.shape[0],
         )
         return out[0]
+
+    def attend_part(
+        self,
+        query: torch.Tensor,
+        store: LayerStore,
+        row: RowPlan,
+        spec: LayerSpec,
+        bias: torch.Tensor | None,
+    ) -> Part:
+        """Attends over some keys; see `AttentionBackend.attend_part`. SDPA keeps its log-sum-exp to itself."""
+        keys, values = read(store.keys, row.segments), read(store.values, row.segments)
+        seen = allowed(row, spec.window, query.device) if bias is None else None
+        return dense_part(query, keys, values, spec, seen, bias)
 
 
 def _mask(row: RowPlan, spec: LayerSpec, device: torch.device) -> torch.Tensor | None:

@@ -15,8 +15,16 @@ from oval_core.attention.base import (
     split_segments,
     within_window,
 )
-from oval_core.attention.dense import dense_attention
-from oval_core.attention.partial import cpu_flash, has_cpu_flash, merge, mix, num_parts
+from oval_core.attention.dense import dense_part
+from oval_core.attention.partial import (
+    Part,
+    cpu_flash,
+    has_cpu_flash,
+    merge,
+    merge_parts,
+    mix,
+    num_parts,
+)
 from oval_core.kv_pool import LayerStore
 from oval_core.values import LayerSpec, RowPlan, Segment, StepPlan
 
@@ -74,14 +82,53 @@ class TorchBackend(RowBackend):
         """Attends with one row; see `RowBackend.attend_row`."""
         if bias is None:
             row = within_window(row, spec.window)
-        window_binds = spec.window is not None and row.length > spec.window
-        if bias is None and row.is_plain and not window_binds and _flashable(query, store, spec):
-            return _flash_row(query, store, row, spec)
+        if _is_flash(query, store, row, spec, bias):
+            return merge(_flash_row(query, store, row, spec)).view(query.shape[0], row.num_new, -1)
+        return self._dense(query, store, row, spec, bias)[0]
+
+    def attend_part(
+        self,
+        query: torch.Tensor,
+        store: LayerStore,
+        row: RowPlan,
+        spec: LayerSpec,
+        bias: torch.Tensor | None,
+    ) -> Part:
+        """Attends over some keys; see `AttentionBackend.attend_part`."""
+        if not _is_flash(query, store, row, spec, bias):
+            return self._dense(query, store, row, spec, bias)
+        out, lse = merge_parts(_flash_row(query, store, row, spec))
+        return out.view(query.shape[0], row.num_new, -1), lse.view(query.shape[0], row.num_new)
+
+    def _dense(
+        self,
+        query: torch.Tensor,
+        store: LayerStore,
+        row: RowPlan,
+        spec: LayerSpec,
+        bias: torch.Tensor | None,
+    ) -> Part:
         keys, values = read(store.keys, row.segments), read(store.values, row.segments)
         seen = None
-        if bias is None and (row.num_new > 1 or window_binds or not row.is_plain):
+        causal = row.num_new > 1 and not row.is_past
+        if bias is None and (causal or _window_binds(row, spec) or not row.is_plain):
             seen = allowed(row, spec.window, query.device)
-        return dense_attention(query, keys, values, spec, seen, bias)
+        return dense_part(query, keys, values, spec, seen, bias)
+
+
+def _is_flash(
+    query: torch.Tensor,
+    store: LayerStore,
+    row: RowPlan,
+    spec: LayerSpec,
+    bias: torch.Tensor | None,
+) -> bool:
+    plain = bias is None and row.is_plain and not _window_binds(row, spec)
+    return plain and _flashable(query, store, spec)
+
+
+def _window_binds(row: RowPlan, spec: LayerSpec) -> bool:
+    return spec.window is not None and row.length > spec.window
 
 
 def _flashable(query: torch.Tensor, store: LayerStore, spec: LayerSpec) -> bool:
@@ -135,26 +182,23 @@ def _decode(
     return torch.stack(rows).to(query.dtype).view(batch, 1, heads, dim)
 
 
-def _flash_row(
-    query: torch.Tensor, store: LayerStore, row: RowPlan, spec: LayerSpec
-) -> torch.Tensor:
-    """New tokens [H, N, D] over old keys (all seen) and each other (causal), merged: [H, N, D]."""
+def _flash_row(query: torch.Tensor, store: LayerStore, row: RowPlan, spec: LayerSpec) -> list[Part]:
+    """New tokens [H, N, D] over old keys (all seen) and each other (causal): parts [K, G, N, D]."""
     heads, count, dim = query.shape
     kv_heads = store.keys.shape[0]
     grouped = query.reshape(kv_heads, heads // kv_heads, count, dim)
-    old, new = split_segments(row.segments, row.length - (count if count > 1 else 0))
+    num_last = 0 if row.is_past or count == 1 else count
+    old, new = split_segments(row.segments, row.length - num_last)
     results = [_flash_seen(grouped, store, part, spec.scaling) for part in old]
-    if count > 1:
+    if num_last:
         # [K, L, D] -> [K, G, L, D] without a copy: the group dimension has stride 0
         keys = read(store.keys, new)[:, None].expand(-1, heads // kv_heads, -1, -1)
         values = read(store.values, new)[:, None].expand(-1, heads // kv_heads, -1, -1)
         results.append(cpu_flash(grouped, keys, values, spec.scaling, True))
-    return merge(results).reshape(heads, count, dim)
+    return results
 
 
-def _flash_seen(
-    grouped: torch.Tensor, store: LayerStore, part: Segment, scaling: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _flash_seen(grouped: torch.Tensor, store: LayerStore, part: Segment, scaling: float) -> Part:
     # Every query sees every key, so the G * N queries of a KV head are one block: keys are read once.
     kv_heads, group, count, dim = grouped.shape
     block = grouped.reshape(kv_heads, 1, group * count, dim)

@@ -33,7 +33,8 @@ class Facts:
 def new_cache(facts: Facts, has_windows: bool = False, **settings: object) -> PagedCache:
     config = OvalConfig(**settings)
     policy, backend = create_policy(config.policy), create_backend(config.backend)
-    return PagedCache(config, facts.num_layers, policy, backend, has_windows)
+    windows = [1 << 30 if has_windows else None] * facts.num_layers
+    return PagedCache(config, windows, policy, backend)
 
 
 class DenseTwin:

@@ -15,8 +15,7 @@ from oval_core.attention import create_backend
 from oval_core.kv_pool import LayerStore
 from oval_core.pages import Page, SequencePages
 from oval_core.plan import build_plan
-from oval_core.policy import FullPolicy
-from oval_core.values import LayerSpec, RowRequest, StepPlan
+from oval_core.values import LayerSpec, RowPages, RowRequest, StepPlan
 
 CPU = torch.device("cpu")
 
@@ -144,16 +143,17 @@ def make_case(
         places.append(at)
         shown = torch.zeros(count, dtype=torch.bool)
         masks.append(None if hidden is None else torch.cat([hidden, shown]))
-    plan = build_plan(
-        sequences,
-        new_slots,
-        requests,
-        FullPolicy().select(sequences),
-        num_queries,
-        CPU,
-        needs_order,
-        bias,
-    )
+    ordered = needs_order or num_queries > 1 or bias is not None
+    pages = [
+        RowPages(
+            seq.runs(),
+            seq.key_tokens() if ordered or request.hidden is not None else None,
+            slots,
+            seq.length,
+        )
+        for seq, slots, request in zip(sequences, new_slots, requests, strict=True)
+    ]
+    plan = build_plan(pages, requests, num_queries, CPU, bias)
     query = torch.randn(len(rows), heads[0], num_queries, dims[0]).to(dtype)
     return Case(query, LayerStore(pool_k, pool_v), plan, keys, values, places, masks, bias)
 

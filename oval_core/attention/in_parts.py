@@ -1,0 +1,53 @@
+"""Attention of a batch over keys that come from several places, one after the other: exact, by log-sum-exp.
+
+Shapes: B rows, T queries, N new tokens of a row, H heads, E head dim of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from oval_core.attention.base import AttentionBackend, put_row, row_bias, row_query
+from oval_core.attention.partial import Part, merge_parts
+from oval_core.kv_pool import LayerStore
+from oval_core.values import LayerSpec, RowPlan, StepPlan
+
+Source = tuple[LayerStore, Sequence[tuple[int, RowPlan]]]
+"""Keys in one place and, for each row that reads of them, (row, which)."""
+
+_MAX_PARTS = 8
+"""Parts of a row that are held before they are merged."""
+
+
+def attend_in_parts(
+    backend: AttentionBackend,
+    query: torch.Tensor,
+    plan: StepPlan,
+    spec: LayerSpec,
+    sources: Iterable[Source],
+) -> torch.Tensor:
+    """Attends with query [B, H, T, D] over the keys of all sources; returns [B, T, H, E].
+
+    A source is done with before the next is asked for, so sources may share memory.
+    """
+    results: list[list[Part]] = [[] for _ in plan.rows]
+    out: torch.Tensor | None = None
+    for store, readers in sources:
+        if out is None:
+            batch, heads, num_queries, _ = query.shape
+            out = query.new_zeros(batch, num_queries, heads, store.values.shape[2])
+        for index, row in readers:
+            if row.num_new == 0 or row.length == 0:
+                continue
+            bias = row_bias(plan, index, row, query.device)
+            part, lse = backend.attend_part(row_query(query, index, row), store, row, spec, bias)
+            results[index].append((part.float(), lse))
+            if len(results[index]) == _MAX_PARTS:
+                results[index] = [merge_parts(results[index])]
+    assert out is not None, "no source"
+    for index, parts in enumerate(results):
+        if parts:
+            put_row(out[index], plan.rows[index], merge_parts(parts)[0])
+    return out

@@ -1,0 +1,206 @@
+"""What a forward reads where: from the fast pool, and in batches of pages that are brought to it.
+
+Shapes as in `values.py`. Tokens that are in slow tiers are older than the new ones, always: only sealed, committed pages
+leave fast memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from oval_core.pages import Page, Run, SequencePages, extend_runs
+from oval_core.plan import build_plan, row_plan
+from oval_core.storage import ForwardRequest
+from oval_core.tiers.residency import Residency
+from oval_core.tiers.transfer import Batch
+from oval_core.values import RowPages, RowPlan, StepPlan
+
+Reader = tuple[int, RowPlan]
+"""(row, which keys of a source it reads)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Pages that are brought together, and what each row reads of them.
+
+    Attributes:
+        batch: the pages, for layer 0.
+        readers: the rows.
+        behind: tokens between the newest key and the first new token of the row where that is least; 0 where columns
+            of padding lie between them.
+    """
+
+    batch: Batch
+    readers: tuple[Reader, ...]
+    behind: int
+
+    def of_layer(self, layer: int) -> Batch:
+        """Returns the batch for a tiered layer."""
+        return replace(self.batch, layer=layer)
+
+    def is_seen(self, window: int | None) -> bool:
+        """Whether a layer with this window may see one of the keys."""
+        return window is None or self.behind < window
+
+
+@dataclass(frozen=True, slots=True)
+class TieredPlan:
+    """One forward over both: `fast` in the pool, then `groups` in turn."""
+
+    fast: StepPlan
+    groups: tuple[Group, ...]
+
+
+@dataclass(slots=True)
+class _Split:
+    """Pages of one row by where they are; `away` is in the order of the sequence."""
+
+    runs: list[Run]
+    here: list[Page]
+    away: list[Page]
+    is_ordered: bool
+
+
+class TieredPlanner:
+    """Splits rows into what is in the pool and what is not; remembers the split while nothing moves."""
+
+    def __init__(self, residency: Residency, batch_tokens: int) -> None:
+        self._residency = residency
+        self._batch_tokens = batch_tokens
+        self._kept: dict[int, tuple[tuple[int, int, int], _Split]] = {}
+
+    def plan(self, sequences: Sequence[SequencePages], forward: ForwardRequest) -> TieredPlan:
+        """Plans a forward whose tokens have just been appended."""
+        splits = [self._split(row, seq) for row, seq in enumerate(sequences)]
+        rows = []
+        for row, (seq, split) in enumerate(zip(sequences, splits, strict=True)):
+            exact = self._needs_tokens(forward, row)
+            ordered = split.is_ordered and not (exact and split.away)
+            asked = exact or forward.num_queries > 1
+            tokens = _key_tokens(split.here) if asked and not ordered else None
+            rows.append(RowPages(split.runs, tokens, self._new_slots(seq), seq.length))
+        fast = build_plan(rows, forward.requests, forward.num_queries, forward.device, forward.bias)
+        return TieredPlan(fast, self._groups(sequences, splits, forward))
+
+    def _split(self, row: int, seq: SequencePages) -> _Split:
+        # Only the last page grows without an edit, so the pages before it are walked once.
+        stamp = (self._residency.version, len(seq.pages), seq.num_edits)
+        kept = self._kept.get(row)
+        if kept is None or kept[0] != stamp:
+            self._kept[row] = kept = (stamp, self._walk(seq.pages[:-1]))
+        before = kept[1]
+        split = _Split(list(before.runs), list(before.here), before.away, before.is_ordered)
+        self._add(split, seq.pages[-1:])
+        return split
+
+    def _walk(self, pages: Sequence[Page]) -> _Split:
+        split = _Split([], [], [], True)
+        self._add(split, pages)
+        return split
+
+    def _add(self, split: _Split, pages: Sequence[Page]) -> None:
+        for page in pages:
+            if page.page_id not in self._residency:
+                split.away.append(page)
+                continue
+            follows = not split.here or split.here[-1].tokens[-1] < page.tokens[0]
+            split.is_ordered = split.is_ordered and follows and page.is_ordered()
+            split.here.append(page)
+            shift = self._residency.shift(page)
+            for start, end in page.runs():
+                extend_runs(split.runs, (start + shift, end + shift))
+
+    def _new_slots(self, seq: SequencePages) -> list[int]:
+        slots: dict[int, int] = {}
+        for page in reversed(seq.pages):
+            if page.kind == "text" and page.tokens[-1] < seq.num_committed:
+                break
+            if page.page_id in self._residency:
+                shift = self._residency.shift(page)
+                for slot, token in zip(page.slots, page.tokens, strict=True):
+                    slots[token] = slot + shift
+        return [slots[token] for token in range(seq.num_committed, seq.length)]
+
+    def _groups(
+        self, sequences: Sequence[SequencePages], splits: Sequence[_Split], forward: ForwardRequest
+    ) -> tuple[Group, ...]:
+        # Groups do not cross rows: a page that leaves then changes the last group of its row only. A page that
+        # rows share comes once, with the first of them.
+        groups: list[Group] = []
+        seen: set[int] = set()
+        away = [{page.page_id for page in split.away} for split in splits]
+        for split in splits:
+            pages = [page for page in split.away if page.page_id not in seen]
+            seen.update(page.page_id for page in pages)
+            for members in _cut(pages, self._batch_tokens):
+                group = self._group(members, away, sequences, forward)
+                if group.readers:
+                    groups.append(group)
+        return tuple(groups)
+
+    def _group(
+        self,
+        members: Sequence[Page],
+        away: Sequence[set[int]],
+        sequences: Sequence[SequencePages],
+        forward: ForwardRequest,
+    ) -> Group:
+        ids = tuple(page.page_id for page in members)
+        readers: list[Reader] = []
+        behind = []
+        for row, own in enumerate(away):
+            request = forward.requests[row]
+            if request.num_new == 0 or own.isdisjoint(ids):
+                continue
+            readers.append((row, self._reader(members, own, sequences[row], forward, row)))
+            newest = max(max(page.tokens) for page in members if page.page_id in own)
+            first = sequences[row].length - request.num_new
+            behind.append(first - newest if request.positions is None else 0)
+        batch = Batch(0, ids, tuple(len(page) for page in members))
+        return Group(batch, tuple(readers), min(behind, default=0))
+
+    def _reader(
+        self,
+        members: Sequence[Page],
+        own: set[int],
+        seq: SequencePages,
+        forward: ForwardRequest,
+        row: int,
+    ) -> RowPlan:
+        runs: list[Run] = []
+        start = 0
+        for page in members:
+            if page.page_id in own:
+                extend_runs(runs, (start, start + len(page)))
+            start += len(page)
+        tokens = None
+        if self._needs_tokens(forward, row):
+            tokens = _key_tokens([page for page in members if page.page_id in own])
+        where = RowPages(runs, tokens, (), seq.length)
+        return row_plan(where, forward.requests[row], forward.device, is_past=True)
+
+    @staticmethod
+    def _needs_tokens(forward: ForwardRequest, row: int) -> bool:
+        # Where pages are missing between the keys, their order alone no longer says which tokens they are.
+        has_hidden = forward.requests[row].hidden is not None
+        return forward.has_windows or forward.bias is not None or has_hidden
+
+
+def _key_tokens(pages: Sequence[Page]) -> list[int]:
+    return [
+        token for page in pages for _, token in sorted(zip(page.slots, page.tokens, strict=True))
+    ]
+
+
+def _cut(pages: Sequence[Page], max_tokens: int) -> list[list[Page]]:
+    """Cuts pages into as few groups of at most `max_tokens` tokens as their order allows."""
+    groups: list[list[Page]] = []
+    count = max_tokens
+    for page in pages:
+        if count + len(page) > max_tokens:
+            groups.append([])
+            count = 0
+        groups[-1].append(page)
+        count += len(page)
+    return groups

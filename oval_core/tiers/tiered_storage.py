@@ -1,0 +1,266 @@
+"""K and V of which only a part is in fast memory: the rest waits in slow tiers and is streamed through, exactly.
+
+A forward reads what is in the pool, then the batches of pages that are not, and merges by log-sum-exp. What is moved
+when is decided by `Residency` and `PageStream`; it changes times, never results.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import torch
+
+from oval_core.attention import AttentionBackend
+from oval_core.attention.in_parts import Source, attend_in_parts
+from oval_core.config import OvalConfig, TierConfig
+from oval_core.errors import ConfigError, FastMemoryError
+from oval_core.kv_pool import KVPool
+from oval_core.metrics import StepMetrics, TierCounters
+from oval_core.page_layout import Relayout
+from oval_core.page_table import PageTable, SlotCopy
+from oval_core.pages import Page
+from oval_core.storage import ForwardRequest
+from oval_core.tiers.fast_memory import share_out
+from oval_core.tiers.residency import Residency
+from oval_core.tiers.slow_tier import SlowTier
+from oval_core.tiers.step_meter import StepMeter
+from oval_core.tiers.tiered_plan import Group, TieredPlan, TieredPlanner
+from oval_core.values import LayerSpec, StepPlan
+
+
+class TieredStorage:
+    """K and V of the tiered layers of one cache, for the pages of its table."""
+
+    def __init__(
+        self,
+        table: PageTable,
+        windows: Sequence[int | None],
+        config: OvalConfig,
+        backend: AttentionBackend,
+        counters: TierCounters,
+    ) -> None:
+        """Makes an empty storage; files, threads and memory come with the first page that needs them.
+
+        Args:
+            table: the pages.
+            windows: sliding window of each decoder layer.
+            config: settings, `tiers` among them.
+            backend: what computes attention.
+            counters: totals to add to.
+        Raises:
+            ConfigError: the budget is too small, or `dense_layers` names a layer that is not there.
+        """
+        assert config.tiers is not None, "no tiers in the config"
+        self._config, self._tiers = config, config.tiers
+        self._table = table
+        self._windows = windows
+        self._backend = backend
+        self._counters = counters
+        self.layers = _tiered_layers(self._tiers, len(windows))
+        self._place = {layer: place for place, layer in enumerate(self.layers)}
+        self.memory = share_out(self._tiers.fast_tokens, len(self.layers), config.page_size)
+        self.pool = KVPool(len(windows))
+        self.residency = Residency(
+            self.memory.pool_slots, self._tiers.sink_tokens, self._tiers.recent_tokens
+        )
+        self.slow = SlowTier(self._tiers, self.memory, self.pool, self.layers, counters)
+        self._planner = TieredPlanner(self.residency, self.memory.buffer_tokens)
+        self._plan: TieredPlan | None = None
+        self._groups: Mapping[int, Sequence[Group]] = {}
+        self._meter = StepMeter(counters)
+        self._forward = 0
+        self._num_here = 0
+        self._pages_seen = 0
+
+    @property
+    def bytes_allocated(self) -> int:
+        """Bytes of the pool and of the buffers."""
+        return self.pool.bytes_allocated + self.slow.bytes_buffered
+
+    @property
+    def num_away(self) -> int:
+        """Pages that are in a slow tier only."""
+        return sum(page.page_id not in self.residency for page in self._table.pages())
+
+    def relayout(self, relayout: Relayout) -> None:
+        """Does nothing: places in the pool do not depend on the table's slots."""
+
+    def make_room(self, regions: Sequence[int], hold: Sequence[Page] = ()) -> None:
+        """Evicts until pages of these sizes fit, and brings back what is about to change.
+
+        Raises:
+            FastMemoryError: they do not fit beside the open pages.
+            TierError: a page could not be written or read; it is where it was.
+        """
+        self.slow.check_open()
+        tails = [seq.tail for seq in self._table.sequences if seq.tail is not None]
+        changing = {page.page_id: page for page in (*hold, *tails)}
+        for page in changing.values():
+            if page.page_id not in self.residency:
+                self._evict_for([page.capacity], changing)
+                self._bring_back(page)
+        self._evict_for(regions, changing)
+
+    def settle(self, released: Sequence[int]) -> None:
+        """Follows the table: ended pages leave every tier, new ones get a place in the pool."""
+        if released:
+            self.slow.forget(set(released), everything=not self._table.sequences)
+            for page_id in released:
+                self.residency.remove(page_id)
+        if self._pages_seen == self._table.num_opened:
+            return
+        self._pages_seen = self._table.num_opened
+        for seq in self._table.sequences:
+            before = None
+            for page in seq.pages:
+                if page.page_id not in self.residency and page.page_id not in self.slow:
+                    self.residency.place(page, before)
+                before = page
+
+    def plan(self, forward: ForwardRequest) -> StepPlan:
+        """Plans a forward and starts to fetch for it; returns the plan over the pool."""
+        plan = self._planner.plan(self._table.sequences, forward)
+        self._plan = plan
+        self._forward += 1
+        pages = [page.page_id for page in self._table.pages()]
+        self.residency.read(pages, self._forward)
+        self._num_here = len(self.residency.page_ids & set(pages))
+        self._groups = {
+            place: [group for group in plan.groups if group.is_seen(self._windows[layer])]
+            for place, layer in enumerate(self.layers)
+        }
+        self._meter.begin()
+        self.slow.begin(
+            [group.of_layer(place) for place, groups in self._groups.items() for group in groups]
+        )
+        return plan.fast
+
+    def write(self, layer_idx: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes into the pool."""
+        assert self._plan is not None, "write outside a forward"
+        self.pool.num_slots = self.memory.pool_slots
+        self.pool.write(layer_idx, keys, values, self._plan.fast)
+
+    def attend(self, layer_idx: int, query: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
+        """Attends over the pool and over what is brought to it; see `Storage.attend`."""
+        assert self._plan is not None, "attend outside a forward"
+        place = self._place[layer_idx]
+        self._meter.asked(layer_idx, True, self._num_here)
+        if not self._groups[place]:
+            return self._backend.attend(query, self.pool.store(layer_idx), self._plan.fast, spec)
+        self.slow.approach(place)
+        sources = self._sources(layer_idx, self._plan.fast)
+        return attend_in_parts(self._backend, query, self._plan.fast, spec, sources)
+
+    def end_forward(self) -> StepMetrics | None:
+        """Ends the forward; what the next one will read begins to come."""
+        if self._plan is None:
+            return None
+        self._plan = None
+        self._groups = {}
+        self.slow.end()
+        return self._meter.end()
+
+    def copy_slots(self, copies: SlotCopy) -> None:
+        """Copies within the pool: the pages of both sides are there."""
+        if copies.src:
+            src, dst = self._pool_slots(copies.src), self._pool_slots(copies.dst)
+            self.pool.copy_slots(SlotCopy(src, dst))
+
+    def read(
+        self, layer_idx: int, pages: Sequence[Page], slots: Sequence[Sequence[int]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies out of the pool or of a slow tier; see `Storage.read`."""
+        keys, values = [], []
+        for page, own in zip(pages, slots, strict=True):
+            if page.page_id in self.residency:
+                shift = self.residency.shift(page)
+                k, v = self.pool.read(layer_idx, [slot + shift for slot in own])
+            else:
+                order = sorted(page.slots)
+                k, v = self.slow.read(layer_idx, page, [order.index(slot) for slot in own])
+            keys.append(k)
+            values.append(v)
+        return torch.cat(keys, 1), torch.cat(values, 1)
+
+    def clear(self) -> None:
+        """Gives all memory back; the slow tiers are empty."""
+        self._plan = None
+        self.slow.clear()
+        self.pool.clear()
+        self.residency.clear()
+
+    def close(self) -> None:
+        """Ends the worker and removes the file."""
+        self.slow.close()
+
+    def clone(self, table: PageTable) -> TieredStorage:
+        """Returns an independent copy for a copy of the table, with a file of its own."""
+        twin = TieredStorage(table, self._windows, self._config, self._backend, self._counters)
+        twin.pool = self.pool.clone()
+        twin.residency = self.residency.clone()
+        twin.slow = SlowTier(self._tiers, twin.memory, twin.pool, twin.layers, self._counters)
+        twin._planner = TieredPlanner(twin.residency, twin.memory.buffer_tokens)
+        twin.slow.copy_from(self.slow)
+        twin._forward, twin._pages_seen = self._forward, self._pages_seen
+        return twin
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless every page is in fast memory or in a slow tier, and nothing else is."""
+        self.residency.check_integrity()
+        pages = {page.page_id for page in self._table.pages()}
+        assert self.residency.page_ids <= pages, "a page that ended has a place"
+        assert self.slow.page_ids <= pages, "a page that ended has a record"
+        assert pages <= self.residency.page_ids | self.slow.page_ids, "a page is nowhere"
+        for page in self._table.pages():
+            assert page.sealed or page.page_id in self.residency or len(page) < page.capacity
+
+    def _sources(self, layer_idx: int, fast: StepPlan) -> Iterator[Source]:
+        place = self._place[layer_idx]
+        groups = self._groups[place]
+        yield self.pool.store(layer_idx), list(enumerate(fast.rows))
+        batches = [group.of_layer(place) for group in groups]
+        stores = self.slow.stream(
+            place, batches, lambda hit, n: self._meter.asked(layer_idx, hit, n)
+        )
+        for group, store in zip(groups, stores, strict=True):
+            yield store, group.readers
+
+    def _evict_for(self, regions: Sequence[int], hold: Collection[int]) -> None:
+        while not self.residency.fits(regions):
+            victims = self.residency.victims(self._table, regions, hold)
+            if not victims:
+                raise FastMemoryError(
+                    f"a forward needs {sum(regions)} slots in fast memory at once, beside {len(hold)} open pages; the "
+                    f"pool of tiers.fast_tokens={self._tiers.fast_tokens} has {self.memory.pool_slots}. Pass fewer new "
+                    "tokens a forward (prefill_chunk_size in generate), fewer rows, or raise tiers.fast_tokens."
+                )
+            self.slow.store(victims, self.residency)
+            for page in victims:
+                self.residency.remove(page.page_id)
+
+    def _bring_back(self, page: Page) -> None:
+        chunks = self.slow.read_page(page)
+        self.residency.place(page, None)
+        shift = self.residency.shift(page)
+        slots = [slot + shift for slot in sorted(page.slots)]
+        for layer, store in zip(self.layers, chunks, strict=True):
+            self.pool.put(layer, slots, store)
+        self.residency.version += 1
+
+    def _pool_slots(self, slots: Sequence[int]) -> list[int]:
+        pages = sorted(self._table.pages(), key=lambda page: page.base)
+        bases = [page.base for page in pages]
+        return [s + self.residency.shift(pages[bisect_right(bases, s) - 1]) for s in slots]
+
+
+def _tiered_layers(config: TierConfig, num_layers: int) -> tuple[int, ...]:
+    beyond = [layer for layer in config.dense_layers if layer >= num_layers]
+    layers = tuple(i for i in range(num_layers) if i not in config.dense_layers)
+    if beyond or not layers:
+        raise ConfigError(
+            f"tiers.dense_layers: got {list(config.dense_layers)}. Allowed: some of 0..{num_layers - 1}, not all. "
+            "Choose among these, or leave tiers out."
+        )
+    return layers
