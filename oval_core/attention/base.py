@@ -35,18 +35,18 @@ class AttentionBackend(Protocol):
         """Attends with query [B, H, T, D]; returns [B, T, H, E]. Outputs of padding are zero."""
         ...
 
-    def attend_part(
+    def attend_parts(
         self,
         query: torch.Tensor,
         store: LayerStore,
         row: RowPlan,
         spec: LayerSpec,
         bias: torch.Tensor | None,
-    ) -> Part:
+    ) -> list[Part]:
         """Attends with the N new tokens of one row, query [H, N, D], over some of its keys.
 
         Returns:
-            Output [H, N, E] and log-sum-exp [H, N], to be merged with the parts over the other keys.
+            Outputs [H, N, E] and log-sum-exps [H, N], to be merged with those of the other keys.
         """
         ...
 
@@ -90,15 +90,15 @@ class RowBackend(ABC):
         """Attends with the N new tokens of one row, query [H, N, D]; returns [H, N, E]."""
 
     @abstractmethod
-    def attend_part(
+    def attend_parts(
         self,
         query: torch.Tensor,
         store: LayerStore,
         row: RowPlan,
         spec: LayerSpec,
         bias: torch.Tensor | None,
-    ) -> Part:
-        """Attends over some keys of a row; see `AttentionBackend.attend_part`."""
+    ) -> list[Part]:
+        """Attends over some keys of a row; see `AttentionBackend.attend_parts`."""
 
 
 def row_query(query: torch.Tensor, index: int, row: RowPlan) -> torch.Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from oval_core.attention.base import AttentionBackend, put_row, row_bias, row_query
-from oval_core.attention.partial import Part, merge_parts
+from oval_core.attention.partial import Part, merge, merge_parts
 from oval_core.kv_pool import LayerStore
 from oval_core.values import LayerSpec, RowPlan, StepPlan
 
@@ -42,12 +42,11 @@ def attend_in_parts(
             if row.num_new == 0 or row.length == 0:
                 continue
             bias = row_bias(plan, index, row, query.device)
-            part, lse = backend.attend_part(row_query(query, index, row), store, row, spec, bias)
-            results[index].append((part.float(), lse))
-            if len(results[index]) == _MAX_PARTS:
-                results[index] = [merge_parts(results[index])]
+            asked = row_query(query, index, row)
+            parts = results[index] + backend.attend_parts(asked, store, row, spec, bias)
+            results[index] = [merge_parts(parts)] if len(parts) >= _MAX_PARTS else parts
     assert out is not None, "no source"
     for index, parts in enumerate(results):
         if parts:
-            put_row(out[index], plan.rows[index], merge_parts(parts)[0])
+            put_row(out[index], plan.rows[index], merge(parts))
     return out

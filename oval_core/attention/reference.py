@@ -25,17 +25,17 @@ class ReferenceBackend(RowBackend):
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attends with one row; see `RowBackend.attend_row`."""
-        return self.attend_part(query, store, row, spec, bias)[0]
+        return self.attend_parts(query, store, row, spec, bias)[0][0]
 
-    def attend_part(
+    def attend_parts(
         self,
         query: torch.Tensor,
         store: LayerStore,
         row: RowPlan,
         spec: LayerSpec,
         bias: torch.Tensor | None,
-    ) -> Part:
-        """Attends over some keys; see `AttentionBackend.attend_part`."""
+    ) -> list[Part]:
+        """Attends over some keys; see `AttentionBackend.attend_parts`."""
         group = query.shape[0] // store.keys.shape[0]
         keys = read(store.keys, row.segments).float().repeat_interleave(group, 0)
         values = read(store.values, row.segments).float().repeat_interleave(group, 0)
@@ -48,4 +48,4 @@ class ReferenceBackend(RowBackend):
             scores = scores.masked_fill(~allowed(row, spec.window, query.device), float("-inf"))
         weights = torch.softmax(scores, -1).nan_to_num(0.0)
         out = torch.einsum("hnl,hle->hne", weights, values).to(query.dtype)
-        return out, torch.logsumexp(scores, -1)
+        return [(out, torch.logsumexp(scores, -1))]

@@ -47,18 +47,18 @@ class SdpaBackend(RowBackend):
         )
         return out[0]
 
-    def attend_part(
+    def attend_parts(
         self,
         query: torch.Tensor,
         store: LayerStore,
         row: RowPlan,
         spec: LayerSpec,
         bias: torch.Tensor | None,
-    ) -> Part:
-        """Attends over some keys; see `AttentionBackend.attend_part`. SDPA keeps its log-sum-exp to itself."""
+    ) -> list[Part]:
+        """Attends over some keys; see `AttentionBackend.attend_parts`. SDPA keeps its log-sum-exp to itself."""
         keys, values = read(store.keys, row.segments), read(store.values, row.segments)
         seen = allowed(row, spec.window, query.device) if bias is None else None
-        return dense_part(query, keys, values, spec, seen, bias)
+        return [dense_part(query, keys, values, spec, seen, bias)]
 
 
 def _mask(row: RowPlan, spec: LayerSpec, device: torch.device) -> torch.Tensor | None:

@@ -21,7 +21,6 @@ from oval_core.attention.partial import (
     cpu_flash,
     has_cpu_flash,
     merge,
-    merge_parts,
     mix,
     num_parts,
 )
@@ -83,22 +82,21 @@ class TorchBackend(RowBackend):
         if bias is None:
             row = within_window(row, spec.window)
         if _is_flash(query, store, row, spec, bias):
-            return merge(_flash_row(query, store, row, spec)).view(query.shape[0], row.num_new, -1)
+            return merge(_flash_row(query, store, row, spec))
         return self._dense(query, store, row, spec, bias)[0]
 
-    def attend_part(
+    def attend_parts(
         self,
         query: torch.Tensor,
         store: LayerStore,
         row: RowPlan,
         spec: LayerSpec,
         bias: torch.Tensor | None,
-    ) -> Part:
-        """Attends over some keys; see `AttentionBackend.attend_part`."""
-        if not _is_flash(query, store, row, spec, bias):
-            return self._dense(query, store, row, spec, bias)
-        out, lse = merge_parts(_flash_row(query, store, row, spec))
-        return out.view(query.shape[0], row.num_new, -1), lse.view(query.shape[0], row.num_new)
+    ) -> list[Part]:
+        """Attends over some keys; see `AttentionBackend.attend_parts`."""
+        if _is_flash(query, store, row, spec, bias):
+            return _flash_row(query, store, row, spec)
+        return [self._dense(query, store, row, spec, bias)]
 
     def _dense(
         self,
@@ -183,7 +181,7 @@ def _decode(
 
 
 def _flash_row(query: torch.Tensor, store: LayerStore, row: RowPlan, spec: LayerSpec) -> list[Part]:
-    """New tokens [H, N, D] over old keys (all seen) and each other (causal): parts [K, G, N, D]."""
+    """New tokens [H, N, D] over old keys (all seen) and each other (causal): parts [H, N, D]."""
     heads, count, dim = query.shape
     kv_heads = store.keys.shape[0]
     grouped = query.reshape(kv_heads, heads // kv_heads, count, dim)
@@ -194,7 +192,8 @@ def _flash_row(query: torch.Tensor, store: LayerStore, row: RowPlan, spec: Layer
         # [K, L, D] -> [K, G, L, D] without a copy: the group dimension has stride 0
         keys = read(store.keys, new)[:, None].expand(-1, heads // kv_heads, -1, -1)
         values = read(store.values, new)[:, None].expand(-1, heads // kv_heads, -1, -1)
-        results.append(cpu_flash(grouped, keys, values, spec.scaling, True))
+        out, lse = cpu_flash(grouped, keys, values, spec.scaling, True)
+        results.append((out.reshape(heads, count, dim), lse.reshape(heads, count)))
     return results
 
 
@@ -204,4 +203,4 @@ def _flash_seen(grouped: torch.Tensor, store: LayerStore, part: Segment, scaling
     block = grouped.reshape(kv_heads, 1, group * count, dim)
     keys, values = read(store.keys, (part,))[:, None], read(store.values, (part,))[:, None]
     out, lse = cpu_flash(block, keys, values, scaling, False)
-    return out.view(kv_heads, group, count, dim), lse.view(kv_heads, group, count)
+    return out.reshape(kv_heads * group, count, dim), lse.reshape(kv_heads * group, count)

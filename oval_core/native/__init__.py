@@ -1,4 +1,4 @@
-"""Decode kernels in C, compiled on this machine when first needed. Without a compiler everything else still runs."""
+"""What is faster in C, compiled on this machine when first needed. Without a compiler everything still runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiles `kernels.c` for this processor and a head shape, once, into the cache folder.
+"""Compiles C for this processor, once, into the cache folder.
 
 The library's name holds a digest of the source, the compiler, the flags and the processor: a cache folder that
 several machines share never hands one the code of another.
@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -40,25 +41,28 @@ _GCC_FLAGS = (  # several sums side by side: 1.5 times as fast here; other compi
 _TIMEOUT_S = 120
 
 
-def build_library(head_dim: int, group: int) -> Path:
-    """Returns the compiled library for heads of `head_dim` and `group` query heads a KV head.
+def build_library(name: str, defines: Mapping[str, int]) -> Path:
+    """Returns the compiled library.
 
+    Args:
+        name: of the source beside this file, without `.c`.
+        defines: macros to set.
     Raises:
         BackendUnavailableError: no compiler, a compiler that fails, or a cache folder that is not safe to load from.
     """
     compiler = _find_compiler()
-    source = (resources.files("oval_core.native") / "kernels.c").read_text(encoding="utf-8")
-    defines = (f"-DHEAD_DIM={head_dim}", f"-DGROUP={group}")
+    source = (resources.files("oval_core.native") / f"{name}.c").read_text(encoding="utf-8")
+    settings = [f"-D{macro}={value}" for macro, value in defines.items()]
     version = _run([compiler, "--version"]).stdout
-    flags = (*_FLAGS, *(_GCC_FLAGS if "Free Software Foundation" in version else ()), *defines)
+    flags = (*_FLAGS, *(_GCC_FLAGS if "Free Software Foundation" in version else ()), *settings)
     parts = (source, version, *flags, platform.machine(), _processor())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     folder = _safe_folder()
-    library = folder / f"decode-{head_dim}-{group}-{digest}.so"
+    library = folder / "-".join([name, *map(str, defines.values()), f"{digest}.so"])
     if library.is_file():
         return library
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        source_file, made = Path(scratch) / "kernels.c", Path(scratch) / "kernels.so"
+        source_file, made = Path(scratch) / f"{name}.c", Path(scratch) / f"{name}.so"
         source_file.write_text(source, encoding="utf-8")
         done = _run([compiler, *flags, str(source_file), "-o", str(made), "-lm"])
         if done.returncode != 0:

@@ -27,7 +27,9 @@ class Kernels:
         self.head_dim = head_dim
         self.group = group
         try:
-            self._library = ctypes.CDLL(str(build_library(head_dim, group)))
+            self._library = ctypes.CDLL(
+                str(build_library("kernels", {"HEAD_DIM": head_dim, "GROUP": group}))
+            )
         except OSError as error:
             raise BackendUnavailableError(
                 f"the compiled kernels cannot be loaded: {error}"

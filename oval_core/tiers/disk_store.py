@@ -10,31 +10,23 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
-import xxhash
 
 from oval_core.errors import TierError
+from oval_core.native.chunk_io import ReadFault, checksum, read_chunks
 from oval_core.slot_allocator import SlotAllocator
 from oval_core.tiers import page_files
-from oval_core.tiers.page_store import Piece
 from oval_core.tiers.record import RecordLayout
+from oval_core.tiers.record_index import Chunks, RecordIndex
 
 _BLOCK = 4096
 """Bytes: what space is given out in, and what direct I/O must be aligned to."""
 
 _GROWTH = 1024
 """Blocks by which the file's space grows at least."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    block: int
-    num_blocks: int
-    num_tokens: int
-    checksums: tuple[int, ...]
 
 
 class DiskStore:
@@ -53,7 +45,8 @@ class DiskStore:
             TierError: the file cannot be made, or the file system knows no direct I/O.
         """
         self._layout = layout
-        self._entries: dict[int, _Entry] = {}
+        self._index = RecordIndex(layout)
+        self._regions: dict[int, tuple[int, int]] = {}  # by page id: first block, blocks
         self._space = SlotAllocator()
         self._bytes = 0
         try:
@@ -89,53 +82,63 @@ class DiskStore:
                 f"page {page_id} could not be written to {self.path}: {error.strerror}. It stays in fast memory, "
                 "nothing is lost. Make room on that disk, or name another folder as tiers.disk."
             ) from error
-        checksums = tuple(
-            xxhash.xxh3_64_intdigest(record[self._layout.chunk(layer, num_tokens)].data)
+        checksums = [
+            checksum(record[self._layout.chunk(layer, num_tokens)])
             for layer in range(self._layout.num_layers)
-        )
-        self._entries[page_id] = _Entry(block, num_blocks, num_tokens, checksums)
+        ]
+        self._regions[page_id] = (block, num_blocks)
+        self._index.add(page_id, block * _BLOCK, num_tokens, checksums)
         self._bytes += num_blocks * _BLOCK
 
-    def read(self, layer: int, pieces: Sequence[Piece]) -> None:
+    def read(self, layer: int, page_ids: Sequence[int], out: np.ndarray) -> None:
         """Reads and checks chunks; see `PageStore.read`."""
-        for page_id, out in pieces:
-            entry = self._entries[page_id]
-            chunk = self._layout.chunk(layer, entry.num_tokens)
-            self._read(page_id, entry.block * _BLOCK + chunk.start, out)
-            self._check(page_id, entry, layer, out)
+        chunks = self._index.chunks(layer, page_ids)
+        if self._bounce is None:
+            fault = read_chunks(self._fd, chunks.starts, chunks.sizes, chunks.checksums, out)
+        else:
+            fault = self._read_direct(chunks, out)
+        if fault is not None:
+            self._refuse(page_ids[fault.index], int(chunks.sizes[fault.index]), layer, fault)
 
     def read_record(self, page_id: int) -> np.ndarray:
         """Returns a whole record, checked."""
-        entry = self._entries[page_id]
-        record = np.empty(self._layout.token_bytes * entry.num_tokens, np.uint8)
-        self._read(page_id, entry.block * _BLOCK, record)
+        count = self._index.num_tokens(page_id)
+        record = np.empty(self._layout.token_bytes * count, np.uint8)
         for layer in range(self._layout.num_layers):
-            self._check(page_id, entry, layer, record[self._layout.chunk(layer, entry.num_tokens)])
+            self.read(layer, [page_id], record[self._layout.chunk(layer, count)])
         return record
+
+    def num_tokens(self, page_id: int) -> int:
+        """Returns how many tokens a page has."""
+        return self._index.num_tokens(page_id)
 
     def drop(self, page_id: int) -> None:
         """Forgets a page; its space is used again."""
-        entry = self._entries.pop(page_id, None)
-        if entry is not None:
-            self._space.free(entry.block, entry.num_blocks)
-            self._bytes -= entry.num_blocks * _BLOCK
+        self._index.drop(page_id)
+        region = self._regions.pop(page_id, None)
+        if region is not None:
+            self._space.free(*region)
+            self._bytes -= region[1] * _BLOCK
 
     def __contains__(self, page_id: int) -> bool:
-        return page_id in self._entries
+        return page_id in self._index
 
     def clear(self) -> None:
         """Forgets every page and gives the space back to the disk."""
-        self._entries = {}
-        self._space = SlotAllocator()
-        self._bytes = 0
+        self._forget_all()
         if self._end.alive:
             os.ftruncate(self._fd, 0)
 
     def close(self) -> None:
         """Removes the file."""
-        self._entries = {}
-        self._bytes = 0
+        self._forget_all()
         self._end()
+
+    def _forget_all(self) -> None:
+        self._index = RecordIndex(self._layout)
+        self._regions = {}
+        self._space = SlotAllocator()
+        self._bytes = 0
 
     def _allocate(self, num_blocks: int) -> int:
         block = self._space.allocate(num_blocks)
@@ -145,41 +148,47 @@ class DiskStore:
         assert block is not None
         return block
 
-    def _read(self, page_id: int, start: int, out: np.ndarray) -> None:
-        try:
-            if self._bounce is None:
-                count = os.preadv(self._fd, [out.data], start)
-            else:
-                count = self._read_direct(start, out)
-        except OSError as error:
-            raise TierError(
-                f"page {page_id} could not be read from {self.path}: {error.strerror}. The text cannot go on. "
-                "Check that disk, and generate again."
-            ) from error
-        if count != out.nbytes:
-            raise TierError(
-                f"page {page_id} is not whole in {self.path}: got {count} of {out.nbytes} bytes; something else cut "
-                "the file. The text cannot go on. Leave page files alone, and generate again."
-            )
+    def _read_direct(self, chunks: Chunks, out: np.ndarray) -> ReadFault | None:
+        # [ first block .. start .. end .. last block ]: only whole blocks can be read, to an aligned place
+        done = 0
+        facts = zip(
+            chunks.starts.tolist(), chunks.sizes.tolist(), chunks.checksums.tolist(), strict=True
+        )
+        for index, (start, size, want) in enumerate(facts):
+            first = start // _BLOCK * _BLOCK
+            length = -(-(start + size) // _BLOCK) * _BLOCK - first
+            assert self._bounce is not None
+            if len(self._bounce) < length:
+                self._bounce = mmap.mmap(-1, length)
+            view = np.frombuffer(self._bounce, np.uint8)[:length]
+            try:
+                got = os.preadv(self._fd, [view.data], first) - (start - first)
+            except OSError as error:
+                return ReadFault(index, error=error)
+            if got < size:
+                return ReadFault(index, bytes_got=max(0, got))
+            piece = out[done : done + size]
+            piece[:] = view[start - first :][:size]
+            if checksum(piece) != want:
+                return ReadFault(index)
+            done += size
+        return None
 
-    def _read_direct(self, start: int, out: np.ndarray) -> int:
-        # [ first block .. start .. end .. last block ]: only whole blocks can be read
-        first = start // _BLOCK * _BLOCK
-        size = -(-(start + out.nbytes) // _BLOCK) * _BLOCK - first
-        assert self._bounce is not None
-        if len(self._bounce) < size:
-            self._bounce = mmap.mmap(-1, size)
-        view = memoryview(self._bounce)[:size]
-        count = os.preadv(self._fd, [view], first) - (start - first)
-        out[:] = np.frombuffer(view, np.uint8)[start - first :][: out.nbytes]
-        return max(0, min(count, out.nbytes))
-
-    def _check(self, page_id: int, entry: _Entry, layer: int, chunk: np.ndarray) -> None:
-        if xxhash.xxh3_64_intdigest(chunk.data) != entry.checksums[layer]:
-            raise TierError(
-                f"page {page_id} is damaged in {self.path}: layer {layer} has another checksum than when it was "
-                "written. The text cannot go on. Check that disk, and generate again."
+    def _refuse(self, page_id: int, size: int, layer: int, fault: ReadFault) -> NoReturn:
+        if fault.error is not None:
+            what = f"could not be read from {self.path}: {fault.error.strerror}"
+        elif fault.bytes_got is not None:
+            what = (
+                f"is not whole in {self.path}: layer {layer} has {fault.bytes_got} of {size} bytes"
             )
+        else:
+            what = (
+                f"is damaged in {self.path}: layer {layer} has another checksum than when written"
+            )
+        raise TierError(
+            f"page {page_id} {what}. The text cannot go on from this cache. Check that disk, leave page files alone, "
+            "and generate again."
+        ) from fault.error
 
 
 def _write_all(fd: int, data: memoryview, start: int) -> None:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from oval_core.errors import TierError
+from oval_core.native.chunk_io import copy_chunks
 from oval_core.tiers.record import RecordLayout
-
-
-class Piece(NamedTuple):
-    """One chunk to read: of this page, into these bytes."""
-
-    page_id: int
-    out: np.ndarray
+from oval_core.tiers.record_index import RecordIndex
 
 
 class PageStore(Protocol):
@@ -36,12 +31,20 @@ class PageStore(Protocol):
         """Takes over a record, uint8 [bytes]; raises `TierError` and holds nothing of it if that fails."""
         ...
 
-    def read(self, layer: int, pieces: Sequence[Piece]) -> None:
-        """Reads the chunks of one layer (a place in the layout); raises `TierError` rather than give a wrong byte."""
+    def read(self, layer: int, page_ids: Sequence[int], out: np.ndarray) -> None:
+        """Reads chunks of one layer (a place in the layout), one after the other, to `out`, uint8 [bytes].
+
+        Raises:
+            TierError: rather than give a wrong byte.
+        """
         ...
 
     def read_record(self, page_id: int) -> np.ndarray:
         """Returns a copy of a whole record."""
+        ...
+
+    def num_tokens(self, page_id: int) -> int:
+        """Returns how many tokens a page has."""
         ...
 
     def drop(self, page_id: int) -> None:
@@ -67,7 +70,8 @@ class HostStore:
     def __init__(self, layout: RecordLayout, pinned: bool) -> None:
         self._layout = layout
         self._pinned = pinned
-        self._records: dict[int, tuple[int, np.ndarray]] = {}
+        self._index = RecordIndex(layout)
+        self._records: dict[int, np.ndarray] = {}
         self._bytes = 0
 
     @property
@@ -85,40 +89,40 @@ class HostStore:
                 "in fast memory. Shorten the text, or give tiers.disk a folder and tiers.host_tokens a limit."
             ) from error
         own[:] = record
-        self._records[page_id] = (num_tokens, own)
+        self._records[page_id] = own
+        self._index.add(page_id, own.ctypes.data, num_tokens)
         self._bytes += own.nbytes
 
-    def read(self, layer: int, pieces: Sequence[Piece]) -> None:
+    def read(self, layer: int, page_ids: Sequence[int], out: np.ndarray) -> None:
         """Copies chunks; see `PageStore.read`."""
-        for page_id, out in pieces:
-            num_tokens, record = self._records[page_id]
-            out[:] = record[self._layout.chunk(layer, num_tokens)]
+        chunks = self._index.chunks(layer, page_ids)
+        copy_chunks(chunks.starts, chunks.sizes, out)
 
     def read_record(self, page_id: int) -> np.ndarray:
         """Returns a copy of a whole record."""
-        return self._records[page_id][1].copy()
+        return self._records[page_id].copy()
 
     def drop(self, page_id: int) -> None:
         """Forgets a page."""
-        held = self._records.pop(page_id, None)
-        if held is not None:
-            self._bytes -= held[1].nbytes
+        self._index.drop(page_id)
+        record = self._records.pop(page_id, None)
+        if record is not None:
+            self._bytes -= record.nbytes
 
     def oldest(self) -> int:
         """Returns the page that has been here longest."""
-        oldest: int = next(iter(self._records))
-        return oldest
+        return self._index.oldest()
 
     def num_tokens(self, page_id: int) -> int:
         """Returns how many tokens a page has."""
-        count, _ = self._records[page_id]
-        return count
+        return self._index.num_tokens(page_id)
 
     def __contains__(self, page_id: int) -> bool:
-        return page_id in self._records
+        return page_id in self._index
 
     def clear(self) -> None:
         """Forgets every page."""
+        self._index = RecordIndex(self._layout)
         self._records = {}
         self._bytes = 0
 

@@ -62,6 +62,10 @@ class RecordLayout:
     def _before(self) -> list[int]:
         return [sum(s.token_bytes for s in self.shapes[:i]) for i in range(self.num_layers)]
 
+    def bytes_before(self, index: int) -> int:
+        """Bytes that a token takes in the layers before layer `index`."""
+        return self._before[index]
+
     def chunk(self, index: int, num_tokens: int) -> slice:
         """Returns the bytes of layer `index` (a place in `shapes`) within a record."""
         start = self._before[index] * num_tokens

@@ -16,7 +16,7 @@ from oval_core.tiers.disk_store import DiskStore
 from oval_core.tiers.fast_memory import FastMemory
 from oval_core.tiers.link import LinkModel
 from oval_core.tiers.page_files import check_folder
-from oval_core.tiers.page_store import HostStore, PageStore, Piece
+from oval_core.tiers.page_store import HostStore, PageStore
 from oval_core.tiers.page_stream import ORDERS, Asked, PageStream
 from oval_core.tiers.prefetcher import Prefetcher
 from oval_core.tiers.record import LayerShape, RecordLayout, pack, unpack
@@ -140,7 +140,7 @@ class SlowTier:
         place = self._layers.index(layer_idx)
         shape = layout.shapes[place]
         out = np.empty(len(page) * shape.token_bytes, np.uint8)
-        store.read(place, [Piece(page.page_id, out)])
+        store.read(place, [page.page_id], out)
         found = unpack(shape, torch.from_numpy(out))
         index = torch.tensor(places, dtype=torch.long)
         device = self._device(place)
@@ -217,7 +217,7 @@ class SlowTier:
         link = None
         if self._config.is_modelled_link:
             link = LinkModel(self._config.link_gbps, self._config.link_latency_us)
-        mover = create_mover(store, layout.shapes, link, device, num_bytes)
+        mover = create_mover(store, link, device, num_bytes)
         self._prefetcher = Prefetcher(mover, len(self._buffers) + 1)
         token_bytes = [shape.token_bytes for shape in layout.shapes]
         return PageStream(
@@ -246,4 +246,4 @@ def _create_store(config: TierConfig, layout: RecordLayout, device: torch.device
     disk = DiskStore(layout, check_folder(config.disk), config.direct_io)
     if not config.host_tokens:
         return disk
-    return SpillStore(HostStore(layout, pinned), disk, config.host_tokens)
+    return SpillStore(layout, HostStore(layout, pinned), disk, config.host_tokens)

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Sequence
 
 import numpy as np
 
-from oval_core.tiers.page_store import HostStore, PageStore, Piece
+from oval_core.tiers.disk_store import DiskStore
+from oval_core.tiers.page_store import HostStore
+from oval_core.tiers.record import RecordLayout
 
 
 class SpillStore:
     """Puts pages into `host`; beyond `host_tokens` the oldest move on to `disk`, once.
 
-    A page on its way is on the disk before it leaves main memory, so a reader always finds it.
+    A lock keeps a page from moving while it is read.
     """
 
-    def __init__(self, host: HostStore, disk: PageStore, host_tokens: int) -> None:
+    name = "host and disk"
+
+    def __init__(
+        self, layout: RecordLayout, host: HostStore, disk: DiskStore, host_tokens: int
+    ) -> None:
+        self._layout = layout
         self._host = host
         self._disk = disk
         self._limit = host_tokens
         self._tokens = 0
-        self.name = f"{host.name} and {disk.name}"
+        self._still = threading.Lock()
 
     @property
     def bytes_stored(self) -> int:
@@ -29,39 +38,43 @@ class SpillStore:
 
     def put(self, page_id: int, num_tokens: int, record: np.ndarray) -> None:
         """Takes over a record; see `PageStore.put`."""
-        if num_tokens > self._limit:
-            self._disk.put(page_id, num_tokens, record)
-            return
-        while self._tokens + num_tokens > self._limit:
-            oldest = self._host.oldest()
-            count = self._host.num_tokens(oldest)
-            self._disk.put(oldest, count, self._host.read_record(oldest))
-            self._host.drop(oldest)
-            self._tokens -= count
-        self._host.put(page_id, num_tokens, record)
-        self._tokens += num_tokens
+        with self._still:
+            if num_tokens > self._limit:
+                self._disk.put(page_id, num_tokens, record)
+                return
+            while self._tokens + num_tokens > self._limit:
+                self._pass_on(self._host.oldest())
+            self._host.put(page_id, num_tokens, record)
+            self._tokens += num_tokens
 
-    def read(self, layer: int, pieces: Sequence[Piece]) -> None:
-        """Reads each chunk from where it is; see `PageStore.read`."""
-        below = []
-        for piece in pieces:
-            try:
-                self._host.read(layer, [piece])
-            except KeyError:  # on the disk, or gone there just now
-                below.append(piece)
-        if below:
-            self._disk.read(layer, below)
+    def read(self, layer: int, page_ids: Sequence[int], out: np.ndarray) -> None:
+        """Reads runs of pages from where they are; see `PageStore.read`."""
+        start = 0
+        with self._still:
+            for in_host, run in itertools.groupby(page_ids, self._host.__contains__):
+                store = self._host if in_host else self._disk
+                ids = list(run)
+                chunks = [self._layout.chunk(layer, store.num_tokens(page_id)) for page_id in ids]
+                end = start + sum(chunk.stop - chunk.start for chunk in chunks)
+                store.read(layer, ids, out[start:end])
+                start = end
 
     def read_record(self, page_id: int) -> np.ndarray:
         """Returns a copy of a whole record."""
-        return (self._host if page_id in self._host else self._disk).read_record(page_id)
+        with self._still:
+            return (self._host if page_id in self._host else self._disk).read_record(page_id)
+
+    def num_tokens(self, page_id: int) -> int:
+        """Returns how many tokens a page has."""
+        return (self._host if page_id in self._host else self._disk).num_tokens(page_id)
 
     def drop(self, page_id: int) -> None:
         """Forgets a page."""
-        if page_id in self._host:
-            self._tokens -= self._host.num_tokens(page_id)
-        self._host.drop(page_id)
-        self._disk.drop(page_id)
+        with self._still:
+            if page_id in self._host:
+                self._tokens -= self._host.num_tokens(page_id)
+            self._host.drop(page_id)
+            self._disk.drop(page_id)
 
     def __contains__(self, page_id: int) -> bool:
         return page_id in self._host or page_id in self._disk
@@ -77,3 +90,9 @@ class SpillStore:
         self._host.close()
         self._disk.close()
         self._tokens = 0
+
+    def _pass_on(self, page_id: int) -> None:
+        count = self._host.num_tokens(page_id)
+        self._disk.put(page_id, count, self._host.read_record(page_id))
+        self._host.drop(page_id)
+        self._tokens -= count

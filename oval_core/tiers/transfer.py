@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from oval_core.tiers.link import LinkModel
-from oval_core.tiers.page_store import PageStore, Piece
-from oval_core.tiers.record import LayerShape
+from oval_core.tiers.page_store import PageStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +82,8 @@ class Transfer:
 class Mover:
     """Reads batches into buffers of main memory."""
 
-    def __init__(
-        self, store: PageStore, shapes: Sequence[LayerShape], link: LinkModel | None
-    ) -> None:
+    def __init__(self, store: PageStore, link: LinkModel | None) -> None:
         self._store = store
-        self._shapes = shapes
         self._link = link
 
     def __call__(self, transfer: Transfer) -> None:
@@ -101,13 +97,7 @@ class Mover:
         self._read(transfer.batch, transfer.buffer.data.numpy())
 
     def _read(self, batch: Batch, out: np.ndarray) -> None:
-        token_bytes = self._shapes[batch.layer].token_bytes
-        pieces, start = [], 0
-        for page_id, count in zip(batch.page_ids, batch.counts, strict=True):
-            end = start + count * token_bytes
-            pieces.append(Piece(page_id, out[start:end]))
-            start = end
-        self._store.read(batch.layer, pieces)
+        self._store.read(batch.layer, batch.page_ids, out)
 
 
 class CudaMover(Mover):
@@ -116,12 +106,11 @@ class CudaMover(Mover):
     def __init__(
         self,
         store: PageStore,
-        shapes: Sequence[LayerShape],
         link: LinkModel | None,
         device: torch.device,
         num_bytes: int,
     ) -> None:
-        super().__init__(store, shapes, link)
+        super().__init__(store, link)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
@@ -139,13 +128,9 @@ class CudaMover(Mover):
 
 
 def create_mover(
-    store: PageStore,
-    shapes: Sequence[LayerShape],
-    link: LinkModel | None,
-    device: torch.device,
-    num_bytes: int,
+    store: PageStore, link: LinkModel | None, device: torch.device, num_bytes: int
 ) -> Callable[[Transfer], None]:
     """Returns what moves batches into buffers of `num_bytes` on this device."""
     if device.type == "cuda":
-        return CudaMover(store, shapes, link, device, num_bytes)
-    return Mover(store, shapes, link)
+        return CudaMover(store, link, device, num_bytes)
+    return Mover(store, link)
