@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from oval_core.attention.base import read
+from oval_core.attention.partial import Part
 from oval_core.attention.torch_backend import TorchBackend
 from oval_core.kv_pool import LayerStore
 from oval_core.native import load_kernels, unavailable_reason
+from oval_core.values import Segment
 
 
 class NativeBackend(TorchBackend):
@@ -36,3 +39,13 @@ class NativeBackend(TorchBackend):
             return super().decode(query, store, first, stride, length, scaling)
         kernels = load_kernels(query.shape[3], query.shape[1] // store.keys.shape[0])
         return kernels.decode(query, store.keys, store.values, first, stride, length, scaling)
+
+    def seen_part(
+        self, query: torch.Tensor, store: LayerStore, part: Segment, scaling: float
+    ) -> Part:
+        """Attends over keys that all queries see; see `TorchBackend.seen_part`."""
+        if query.dtype != torch.bfloat16 or query.shape[1] != 1:
+            return super().seen_part(query, store, part, scaling)
+        kernels = load_kernels(query.shape[2], query.shape[0] // store.keys.shape[0])
+        keys, values = read(store.keys, (part,)), read(store.values, (part,))
+        return kernels.decode_part(query, keys, values, scaling)

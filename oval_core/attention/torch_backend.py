@@ -82,7 +82,7 @@ class TorchBackend(RowBackend):
         if bias is None:
             row = within_window(row, spec.window)
         if _is_flash(query, store, row, spec, bias):
-            return merge(_flash_row(query, store, row, spec))
+            return merge(self._plain_parts(query, store, row, spec))
         return self._dense(query, store, row, spec, bias)[0]
 
     def attend_parts(
@@ -95,8 +95,37 @@ class TorchBackend(RowBackend):
     ) -> list[Part]:
         """Attends over some keys; see `AttentionBackend.attend_parts`."""
         if _is_flash(query, store, row, spec, bias):
-            return _flash_row(query, store, row, spec)
+            return self._plain_parts(query, store, row, spec)
         return [self._dense(query, store, row, spec, bias)]
+
+    def seen_part(
+        self, query: torch.Tensor, store: LayerStore, part: Segment, scaling: float
+    ) -> Part:
+        """Attends with query [H, N, D] over one segment of keys, of which every query sees all."""
+        # The G * N queries of a KV head are one block: keys are read once.
+        heads, count, dim = query.shape
+        block = query.reshape(store.keys.shape[0], 1, -1, dim)
+        keys, values = read(store.keys, (part,))[:, None], read(store.values, (part,))[:, None]
+        out, lse = cpu_flash(block, keys, values, scaling, False)
+        return out.reshape(heads, count, dim), lse.reshape(heads, count)
+
+    def _plain_parts(
+        self, query: torch.Tensor, store: LayerStore, row: RowPlan, spec: LayerSpec
+    ) -> list[Part]:
+        """New tokens [H, N, D] over old keys (all seen) and each other (causal): parts [H, N, D]."""
+        heads, count, dim = query.shape
+        num_last = 0 if row.is_past or count == 1 else count
+        old, new = split_segments(row.segments, row.length - num_last)
+        results = [self.seen_part(query, store, part, spec.scaling) for part in old]
+        if num_last:
+            # [K, L, D] -> [K, G, L, D] without a copy: the group dimension has stride 0
+            kv_heads = store.keys.shape[0]
+            keys = read(store.keys, new)[:, None].expand(-1, heads // kv_heads, -1, -1)
+            values = read(store.values, new)[:, None].expand(-1, heads // kv_heads, -1, -1)
+            grouped = query.reshape(kv_heads, heads // kv_heads, count, dim)
+            out, lse = cpu_flash(grouped, keys, values, spec.scaling, True)
+            results.append((out.reshape(heads, count, dim), lse.reshape(heads, count)))
+        return results
 
     def _dense(
         self,
@@ -178,29 +207,3 @@ def _decode(
         outs = torch.cat([out for out, _ in results], 1).float()
         rows.append(mix(outs, torch.cat([lse for _, lse in results], 1), 1))
     return torch.stack(rows).to(query.dtype).view(batch, 1, heads, dim)
-
-
-def _flash_row(query: torch.Tensor, store: LayerStore, row: RowPlan, spec: LayerSpec) -> list[Part]:
-    """New tokens [H, N, D] over old keys (all seen) and each other (causal): parts [H, N, D]."""
-    heads, count, dim = query.shape
-    kv_heads = store.keys.shape[0]
-    grouped = query.reshape(kv_heads, heads // kv_heads, count, dim)
-    num_last = 0 if row.is_past or count == 1 else count
-    old, new = split_segments(row.segments, row.length - num_last)
-    results = [_flash_seen(grouped, store, part, spec.scaling) for part in old]
-    if num_last:
-        # [K, L, D] -> [K, G, L, D] without a copy: the group dimension has stride 0
-        keys = read(store.keys, new)[:, None].expand(-1, heads // kv_heads, -1, -1)
-        values = read(store.values, new)[:, None].expand(-1, heads // kv_heads, -1, -1)
-        out, lse = cpu_flash(grouped, keys, values, spec.scaling, True)
-        results.append((out.reshape(heads, count, dim), lse.reshape(heads, count)))
-    return results
-
-
-def _flash_seen(grouped: torch.Tensor, store: LayerStore, part: Segment, scaling: float) -> Part:
-    # Every query sees every key, so the G * N queries of a KV head are one block: keys are read once.
-    kv_heads, group, count, dim = grouped.shape
-    block = grouped.reshape(kv_heads, 1, group * count, dim)
-    keys, values = read(store.keys, (part,))[:, None], read(store.values, (part,))[:, None]
-    out, lse = cpu_flash(block, keys, values, scaling, False)
-    return out.reshape(kv_heads * group, count, dim), lse.reshape(kv_heads * group, count)

@@ -26,6 +26,20 @@ def checksum(data: np.ndarray) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkShape:
+    """One layer's K and V in bytes: KV heads, and what one token's key and value take in one head."""
+
+    heads: int
+    key_bytes: int
+    value_bytes: int
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token."""
+        return self.heads * (self.key_bytes + self.value_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class ReadFault:
     """A chunk that could not be read: its index, and an `OSError`, the bytes got, or neither for a wrong checksum."""
 
@@ -34,46 +48,80 @@ class ReadFault:
     bytes_got: int | None = None
 
 
-def copy_chunks(addresses: np.ndarray, sizes: np.ndarray, out: np.ndarray) -> None:
-    """Copies chunks at these addresses, int64, of these sizes, int64, one after the other to `out`."""
-    _check_room(sizes, out)
+def copy_chunks(
+    addresses: np.ndarray, tokens: np.ndarray, shape: ChunkShape, out: np.ndarray
+) -> None:
+    """Copies chunks of pages to K and V of all their tokens.
+
+    Args:
+        addresses: int64, where each chunk lies: [heads][tokens] keys, then values.
+        tokens: int64, tokens of each.
+        shape: of a token.
+        out: uint8, K [heads][all tokens], then V.
+    """
+    total = _check_room(tokens, shape, out)
     library = load_library()
     if library is not None:
-        library.oval_copy_chunks(len(sizes), _at(addresses), _at(sizes), _at(out))
+        facts = (shape.heads, shape.key_bytes, shape.value_bytes)
+        library.oval_copy_chunks(len(tokens), _at(addresses), _at(tokens), *facts, _at(out))
         return
-    place = _at(out)
-    for address, size in zip(addresses.tolist(), sizes.tolist(), strict=True):
-        ctypes.memmove(place, address, size)
-        place += size
+    first = 0
+    for address, count in zip(addresses.tolist(), tokens.tolist(), strict=True):
+        size = count * shape.token_bytes
+        chunk = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+        scatter(chunk, shape, count, first, total, out)
+        first += count
 
 
 def read_chunks(
-    fd: int, offsets: np.ndarray, sizes: np.ndarray, checksums: np.ndarray, out: np.ndarray
+    fd: int,
+    offsets: np.ndarray,
+    tokens: np.ndarray,
+    checksums: np.ndarray,
+    shape: ChunkShape,
+    out: np.ndarray,
 ) -> ReadFault | None:
-    """Reads chunks of a file one after the other to `out`, and checks them.
+    """Reads chunks of a file likewise, and checks them.
 
     Args:
         fd: the file.
-        offsets: int64, where each starts.
-        sizes: int64, its bytes.
-        checksums: uint64, its XXH64.
-        out: uint8.
+        offsets: int64, where each chunk starts.
+        tokens: int64, tokens of each.
+        checksums: uint64, XXH64 of each.
+        shape: of a token.
+        out: as in `copy_chunks`.
     Returns:
         The first chunk that is wrong, or None.
     """
-    _check_room(sizes, out)
+    total = _check_room(tokens, shape, out)
     library = load_library()
+    scratch = np.empty(int(tokens.max(initial=0)) * shape.token_bytes, np.uint8)
     if library is None:
-        return _read_by_piece(fd, offsets, sizes, checksums, out)
+        return _read_by_piece(fd, offsets, tokens, checksums, shape, scratch, total, out)
     why = ctypes.c_int64(0)
     done = library.oval_read_chunks(
-        fd, len(sizes), _at(offsets), _at(sizes), _at(checksums), _at(out), ctypes.byref(why)
-    )
-    if done == len(sizes):
+        fd, len(tokens), _at(offsets), _at(tokens), _at(checksums),
+        shape.heads, shape.key_bytes, shape.value_bytes, _at(scratch), _at(out), ctypes.byref(why),
+    )  # fmt: skip
+    if done == len(tokens):
         return None
     if why.value > 0:
         return ReadFault(done, error=OSError(why.value, os.strerror(why.value)))
     return ReadFault(done, bytes_got=-1 - why.value if why.value < 0 else None)
+
+
+def scatter(
+    chunk: np.ndarray, shape: ChunkShape, tokens: int, first: int, total: int, out: np.ndarray
+) -> None:
+    """Puts a chunk of `tokens` tokens into K and V of `total` tokens, the first of them at place `first`."""
+    start = done = 0
+    for width in (shape.key_bytes, shape.value_bytes):
+        size = shape.heads * tokens * width
+        wide = out[start : start + shape.heads * total * width].reshape(shape.heads, -1)
+        part = chunk[done : done + size].reshape(shape.heads, -1)
+        wide[:, first * width : (first + tokens) * width] = part
+        start += shape.heads * total * width
+        done += size
 
 
 @functools.cache
@@ -87,9 +135,11 @@ def load_library() -> ctypes.CDLL | None:
         [_POINTER, _COUNT],
         ctypes.c_uint64,
     )
-    library.oval_copy_chunks.argtypes = [_COUNT, *[_POINTER] * 3]
+    library.oval_copy_chunks.argtypes = [_COUNT, _POINTER, _POINTER, *[_COUNT] * 3, _POINTER]
     library.oval_copy_chunks.restype = None
-    library.oval_read_chunks.argtypes = [ctypes.c_int, _COUNT, *[_POINTER] * 5]
+    library.oval_read_chunks.argtypes = [
+        ctypes.c_int, _COUNT, *[_POINTER] * 3, *[_COUNT] * 3, *[_POINTER] * 3
+    ]  # fmt: skip
     library.oval_read_chunks.restype = _COUNT
     data = np.arange(1, 200, dtype=np.uint8)
     lengths = (0, 1, 4, 7, 8, 31, 32, 33, 100, len(data))
@@ -98,21 +148,29 @@ def load_library() -> ctypes.CDLL | None:
 
 
 def _read_by_piece(
-    fd: int, offsets: np.ndarray, sizes: np.ndarray, checksums: np.ndarray, out: np.ndarray
+    fd: int,
+    offsets: np.ndarray,
+    tokens: np.ndarray,
+    checksums: np.ndarray,
+    shape: ChunkShape,
+    scratch: np.ndarray,
+    total: int,
+    out: np.ndarray,
 ) -> ReadFault | None:
-    start = 0
-    pieces = zip(offsets.tolist(), sizes.tolist(), checksums.tolist(), strict=True)
-    for index, (offset, size, want) in enumerate(pieces):
-        piece = out[start : start + size]
+    first = 0
+    facts = zip(offsets.tolist(), tokens.tolist(), checksums.tolist(), strict=True)
+    for index, (offset, count, want) in enumerate(facts):
+        piece = scratch[: count * shape.token_bytes]
         try:
             got = os.preadv(fd, [piece.data], offset)
         except OSError as error:
             return ReadFault(index, error=error)
-        if got != size:
+        if got != piece.nbytes:
             return ReadFault(index, bytes_got=got)
         if checksum(piece) != want:
             return ReadFault(index)
-        start += size
+        scatter(piece, shape, count, first, total, out)
+        first += count
     return None
 
 
@@ -122,6 +180,8 @@ def _at(array: np.ndarray) -> int:
     return address
 
 
-def _check_room(sizes: np.ndarray, out: np.ndarray) -> None:
+def _check_room(tokens: np.ndarray, shape: ChunkShape, out: np.ndarray) -> int:
+    total = int(tokens.sum())
     assert out.dtype == np.uint8 and out.flags.c_contiguous, "not plain bytes"  # noqa: PT018
-    assert int(sizes.sum()) <= out.nbytes, "the buffer is too small"
+    assert total * shape.token_bytes <= out.nbytes, "the buffer is too small"
+    return total

@@ -52,24 +52,56 @@ uint64_t oval_checksum(const uint8_t *p, int64_t length) {
     return hash ^ (hash >> 32);
 }
 
-/* Copies chunks from main memory, one after the other, to `out`. */
-void oval_copy_chunks(int64_t count, const int64_t *from, const int64_t *sizes, uint8_t *out) {
-    for (int64_t i = 0; i < count; i++) {
-        memcpy(out, (const void *)(intptr_t)from[i], (size_t)sizes[i]);
-        out += sizes[i];
+/* K and V of a layer: `heads` KV heads, bytes of one token's key and value in one head. */
+typedef struct {
+    int64_t heads, key_bytes, value_bytes;
+} chunk_shape;
+
+/* Puts a chunk of `tokens` tokens, [heads][tokens] keys, then values, into K [heads][total] and V [heads][total], the
+ * first of its tokens at place `first`. */
+static void scatter(const uint8_t *chunk, chunk_shape shape, int64_t tokens, int64_t first, int64_t total,
+                    uint8_t *out) {
+    int64_t widths[2] = {shape.key_bytes, shape.value_bytes};
+    for (int side = 0; side < 2; side++) {
+        int64_t width = widths[side];
+        for (int64_t head = 0; head < shape.heads; head++) {
+            memcpy(out + (head * total + first) * width, chunk, (size_t)(tokens * width));
+            chunk += tokens * width;
+        }
+        out += shape.heads * total * width;
     }
 }
 
-/* Reads chunks from a file, one after the other, to `out`.
+static int64_t sum(int64_t count, const int64_t *numbers) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; i++) total += numbers[i];
+    return total;
+}
+
+/* Copies `count` chunks of tokens[i] tokens from main memory to K and V of all their tokens in `out`. */
+void oval_copy_chunks(int64_t count, const int64_t *from, const int64_t *tokens, int64_t heads, int64_t key_bytes,
+                      int64_t value_bytes, uint8_t *out) {
+    chunk_shape shape = {heads, key_bytes, value_bytes};
+    int64_t total = sum(count, tokens), first = 0;
+    for (int64_t i = 0; i < count; i++) {
+        scatter((const uint8_t *)(intptr_t)from[i], shape, tokens[i], first, total, out);
+        first += tokens[i];
+    }
+}
+
+/* Reads `count` chunks from a file likewise, each through `scratch`, which holds the largest.
  *
  * Returns the number of chunks that were read and are right. If that is not `count`, *why says what is wrong with the
  * next one: an errno, 0 for a wrong checksum, or -1 - (bytes got) for a file that ends too early. */
-int64_t oval_read_chunks(int fd, int64_t count, const int64_t *offsets, const int64_t *sizes,
-                         const uint64_t *checksums, uint8_t *out, int64_t *why) {
+int64_t oval_read_chunks(int fd, int64_t count, const int64_t *offsets, const int64_t *tokens,
+                         const uint64_t *checksums, int64_t heads, int64_t key_bytes, int64_t value_bytes,
+                         uint8_t *scratch, uint8_t *out, int64_t *why) {
+    chunk_shape shape = {heads, key_bytes, value_bytes};
+    int64_t total = sum(count, tokens), first = 0;
     for (int64_t i = 0; i < count; i++) {
-        int64_t got = 0;
-        while (got < sizes[i]) {
-            ssize_t n = pread(fd, out + got, (size_t)(sizes[i] - got), (off_t)(offsets[i] + got));
+        int64_t got = 0, size = tokens[i] * heads * (key_bytes + value_bytes);
+        while (got < size) {
+            ssize_t n = pread(fd, scratch + got, (size_t)(size - got), (off_t)(offsets[i] + got));
             if (n < 0 && errno == EINTR) continue;
             if (n <= 0) {
                 *why = n < 0 ? errno : -1 - got;
@@ -77,11 +109,12 @@ int64_t oval_read_chunks(int fd, int64_t count, const int64_t *offsets, const in
             }
             got += n;
         }
-        if (oval_checksum(out, sizes[i]) != checksums[i]) {
+        if (oval_checksum(scratch, size) != checksums[i]) {
             *why = 0;
             return i;
         }
-        out += sizes[i];
+        scatter(scratch, shape, tokens[i], first, total, out);
+        first += tokens[i];
     }
     return count;
 }

@@ -52,9 +52,9 @@ typedef struct {
     float acc[GROUP][HEAD_DIM];   /* sum of exp(score - top) * value */
 } part_state;
 
-/* Attention of the GROUP queries of one KV head over keys [0, length), by online softmax. */
-static void attend_part(const float query[GROUP][HEAD_DIM], const bf16 *keys, const bf16 *values, int64_t length,
-                        part_state *state) {
+/* Attention of the GROUP queries of one KV head over keys [0, length), `step` elements apart, by online softmax. */
+static void attend_part(const float query[GROUP][HEAD_DIM], const bf16 *keys, const bf16 *values, int64_t step,
+                        int64_t length, part_state *state) {
     float scores[GROUP][BLOCK];
     for (int g = 0; g < GROUP; g++) {
         state->top[g] = -INFINITY;
@@ -64,7 +64,7 @@ static void attend_part(const float query[GROUP][HEAD_DIM], const bf16 *keys, co
     for (int64_t start = 0; start < length; start += BLOCK) {
         int count = length - start < BLOCK ? (int)(length - start) : BLOCK;
         for (int j = 0; j < count; j++) {
-            const bf16 *key = keys + (start + j) * HEAD_DIM;
+            const bf16 *key = keys + (start + j) * step;
             float wide[HEAD_DIM];
             for (int d = 0; d < HEAD_DIM; d++) wide[d] = widen(key[d]);
             for (int g = 0; g < GROUP; g++) {
@@ -87,7 +87,7 @@ static void attend_part(const float query[GROUP][HEAD_DIM], const bf16 *keys, co
             for (int d = 0; d < HEAD_DIM; d++) state->acc[g][d] *= keep;
         }
         for (int j = 0; j < count; j++) {
-            const bf16 *value = values + (start + j) * HEAD_DIM;
+            const bf16 *value = values + (start + j) * step;
             float wide[HEAD_DIM];
             for (int d = 0; d < HEAD_DIM; d++) wide[d] = widen(value[d]);
             for (int g = 0; g < GROUP; g++) {
@@ -98,39 +98,70 @@ static void attend_part(const float query[GROUP][HEAD_DIM], const bf16 *keys, co
     }
 }
 
-/* One query a row. query, out: [B, K, G, D]. Row b of keys and values starts `row_stride` elements after row
- * b - 1, head k `head_stride` after head k - 1. Returns 0, or 1 if there is no memory.
- */
-int oval_decode(const bf16 *query, const bf16 *keys, const bf16 *values, bf16 *out, int64_t batch, int64_t kv_heads,
-                int64_t length, int64_t row_stride, int64_t head_stride, float scaling, int64_t parts, int threads) {
+/* One query a row over keys that lie in the same way in every row; see oval_decode for the arguments. */
+static part_state *attend(const bf16 *query, const bf16 *keys, const bf16 *values, int64_t batch, int64_t kv_heads,
+                          int64_t length, int64_t row_stride, int64_t head_stride, int64_t step, float scaling,
+                          int64_t parts, int threads) {
     int64_t heads = batch * kv_heads;
     part_state *states = malloc(heads * parts * sizeof(part_state));
-    if (!states) return 1;
+    if (!states) return NULL;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t task = 0; task < heads * parts; task++) {
         int64_t head = task / parts, part = task % parts;
         int64_t first = length * part / parts, last = length * (part + 1) / parts;
-        int64_t offset = head / kv_heads * row_stride + head % kv_heads * head_stride + first * HEAD_DIM;
+        int64_t offset = head / kv_heads * row_stride + head % kv_heads * head_stride + first * step;
         float wide[GROUP][HEAD_DIM];
         for (int g = 0; g < GROUP; g++)
             for (int d = 0; d < HEAD_DIM; d++)
                 wide[g][d] = widen(query[(head * GROUP + g) * HEAD_DIM + d]) * scaling;
-        attend_part(wide, keys + offset, values + offset, last - first, &states[task]);
+        attend_part(wide, keys + offset, values + offset, step, last - first, &states[task]);
     }
-    for (int64_t head = 0; head < heads; head++)
+    return states;
+}
+
+/* Merges the parts of one head: the output of query g to `out`; returns its log-sum-exp. */
+static float merge_parts(const part_state *states, int64_t parts, int g, float out[HEAD_DIM]) {
+    float top = -INFINITY, sum = 0.0f;
+    for (int d = 0; d < HEAD_DIM; d++) out[d] = 0.0f;
+    for (int64_t part = 0; part < parts; part++) top = states[part].top[g] > top ? states[part].top[g] : top;
+    for (int64_t part = 0; part < parts; part++) {
+        float weight = exp_negative(states[part].top[g] - top);
+        sum += weight * states[part].sum[g];
+        for (int d = 0; d < HEAD_DIM; d++) out[d] += weight * states[part].acc[g][d];
+    }
+    for (int d = 0; d < HEAD_DIM; d++) out[d] /= sum;
+    return top + logf(sum);
+}
+
+/* One query a row. query, out: [B, K, G, D]. Row b of keys and values starts `row_stride` elements after row
+ * b - 1, head k `head_stride` after head k - 1; keys lie side by side. Returns 0, or 1 if there is no memory.
+ */
+int oval_decode(const bf16 *query, const bf16 *keys, const bf16 *values, bf16 *out, int64_t batch, int64_t kv_heads,
+                int64_t length, int64_t row_stride, int64_t head_stride, float scaling, int64_t parts, int threads) {
+    part_state *states = attend(query, keys, values, batch, kv_heads, length, row_stride, head_stride, HEAD_DIM,
+                                scaling, parts, threads);
+    if (!states) return 1;
+    for (int64_t head = 0; head < batch * kv_heads; head++)
         for (int g = 0; g < GROUP; g++) {
-            float top = -INFINITY, sum = 0.0f, acc[HEAD_DIM] = {0};
-            for (int64_t part = 0; part < parts; part++) {
-                float other = states[head * parts + part].top[g];
-                top = other > top ? other : top;
-            }
-            for (int64_t part = 0; part < parts; part++) {
-                const part_state *state = &states[head * parts + part];
-                float weight = exp_negative(state->top[g] - top);
-                sum += weight * state->sum[g];
-                for (int d = 0; d < HEAD_DIM; d++) acc[d] += weight * state->acc[g][d];
-            }
-            for (int d = 0; d < HEAD_DIM; d++) out[(head * GROUP + g) * HEAD_DIM + d] = narrow(acc[d] / sum);
+            float wide[HEAD_DIM];
+            merge_parts(states + head * parts, parts, g, wide);
+            for (int d = 0; d < HEAD_DIM; d++) out[(head * GROUP + g) * HEAD_DIM + d] = narrow(wide[d]);
+        }
+    free(states);
+    return 0;
+}
+
+/* One row over some of its keys, `step` elements apart. query: [K, G, D]; out: [K, G, D] and lse: [K, G], float32. */
+int oval_decode_part(const bf16 *query, const bf16 *keys, const bf16 *values, float *out, float *lse,
+                     int64_t kv_heads, int64_t length, int64_t head_stride, int64_t step, float scaling,
+                     int64_t parts, int threads) {
+    part_state *states = attend(query, keys, values, 1, kv_heads, length, 0, head_stride, step, scaling, parts,
+                                threads);
+    if (!states) return 1;
+    for (int64_t head = 0; head < kv_heads; head++)
+        for (int g = 0; g < GROUP; g++) {
+            int64_t at = head * GROUP + g;
+            lse[at] = merge_parts(states + head * parts, parts, g, out + at * HEAD_DIM);
         }
     free(states);
     return 0;

@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-from oval_core.attention.partial import num_parts
+from oval_core.attention.partial import Part, merge, num_parts
 from oval_core.errors import BackendUnavailableError
 from oval_core.native.build import build_library
 
@@ -35,8 +35,12 @@ class Kernels:
                 f"the compiled kernels cannot be loaded: {error}"
             ) from error
         self._decode, self._gemv = self._library.oval_decode, self._library.oval_gemv
+        self._decode_part = self._library.oval_decode_part
         self._decode.argtypes = [
             *[_POINTER] * 4, *[_COUNT] * 5, ctypes.c_float, _COUNT, ctypes.c_int
+        ]  # fmt: skip
+        self._decode_part.argtypes = [
+            *[_POINTER] * 5, *[_COUNT] * 4, ctypes.c_float, _COUNT, ctypes.c_int
         ]  # fmt: skip
         self._gemv.argtypes = [*[_POINTER] * 4, _COUNT, _COUNT, ctypes.c_int]
         self._check()
@@ -78,6 +82,34 @@ class Kernels:
             raise MemoryError("no memory for the partial sums of a decode step")
         return out
 
+    def decode_part(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+    ) -> Part:
+        """Attends with one query over some keys of a row.
+
+        Args:
+            query: [H, 1, D] bf16.
+            keys: [K, L, D] bf16, views of any strides but the last, the same as those of values.
+            values: [K, L, D] bf16.
+            scaling: factor on q.k.
+        Returns:
+            Output [H, 1, D] and log-sum-exp [H, 1], float32.
+        """
+        heads, _, dim = query.shape
+        kv_heads, length, _ = keys.shape
+        assert keys.stride() == values.stride() and keys.stride(2) == 1, "strides"  # noqa: PT018
+        query = query.contiguous()
+        out = torch.empty(heads, 1, dim, dtype=torch.float32)
+        lse = torch.empty(heads, 1, dtype=torch.float32)
+        failed = self._decode_part(
+            query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), lse.data_ptr(),
+            kv_heads, length, keys.stride(0), keys.stride(1), scaling, num_parts(kv_heads, length, _MIN_PART),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("no memory for the partial sums of a decode step")
+        return out, lse
+
     def gemv(
         self, weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
@@ -101,9 +133,15 @@ class Kernels:
         wide = query.float().view(2, self.group, self.head_dim)
         scores = wide @ keys[:, 7:297].float().transpose(1, 2) * (0.5 * self.head_dim**-0.5)
         want = (torch.softmax(scores, -1) @ values[:, 7:297].float()).flatten()
+        halves = [slice(7, 100), slice(100, 297)]
+        parts = [
+            self.decode_part(query[0], keys[:, at], values[:, at], 0.5 * self.head_dim**-0.5)
+            for at in halves
+        ]
         x = query.flatten()[: self.head_dim]
         product = self.gemv(keys[0], x, None).float()
         right = torch.allclose(got.float().flatten(), want, rtol=1e-2, atol=1e-3)
+        right &= torch.allclose(merge(parts).flatten(), want, rtol=1e-2, atol=1e-3)
         right &= torch.allclose(product, keys[0].float() @ x.float(), rtol=1e-2, atol=1e-2)
         if not right:
             raise BackendUnavailableError("the compiled kernels failed their self-check")

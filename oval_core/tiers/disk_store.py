@@ -16,7 +16,7 @@ from typing import NoReturn
 import numpy as np
 
 from oval_core.errors import TierError
-from oval_core.native.chunk_io import ReadFault, checksum, read_chunks
+from oval_core.native.chunk_io import ReadFault, checksum, read_chunks, scatter
 from oval_core.slot_allocator import SlotAllocator
 from oval_core.tiers import page_files
 from oval_core.tiers.record import RecordLayout
@@ -94,11 +94,14 @@ class DiskStore:
         """Reads and checks chunks; see `PageStore.read`."""
         chunks = self._index.chunks(layer, page_ids)
         if self._bounce is None:
-            fault = read_chunks(self._fd, chunks.starts, chunks.sizes, chunks.checksums, out)
+            fault = read_chunks(
+                self._fd, chunks.starts, chunks.tokens, chunks.checksums, chunks.shape, out
+            )
         else:
             fault = self._read_direct(chunks, out)
         if fault is not None:
-            self._refuse(page_ids[fault.index], int(chunks.sizes[fault.index]), layer, fault)
+            size = int(chunks.tokens[fault.index]) * chunks.shape.token_bytes
+            self._refuse(page_ids[fault.index], size, layer, fault)
 
     def read_record(self, page_id: int) -> np.ndarray:
         """Returns a whole record, checked."""
@@ -150,28 +153,29 @@ class DiskStore:
 
     def _read_direct(self, chunks: Chunks, out: np.ndarray) -> ReadFault | None:
         # [ first block .. start .. end .. last block ]: only whole blocks can be read, to an aligned place
-        done = 0
+        first, total = 0, int(chunks.tokens.sum())
         facts = zip(
-            chunks.starts.tolist(), chunks.sizes.tolist(), chunks.checksums.tolist(), strict=True
+            chunks.starts.tolist(), chunks.tokens.tolist(), chunks.checksums.tolist(), strict=True
         )
-        for index, (start, size, want) in enumerate(facts):
-            first = start // _BLOCK * _BLOCK
-            length = -(-(start + size) // _BLOCK) * _BLOCK - first
+        for index, (start, count, want) in enumerate(facts):
+            size = count * chunks.shape.token_bytes
+            block = start // _BLOCK * _BLOCK
+            length = -(-(start + size) // _BLOCK) * _BLOCK - block
             assert self._bounce is not None
             if len(self._bounce) < length:
                 self._bounce = mmap.mmap(-1, length)
             view = np.frombuffer(self._bounce, np.uint8)[:length]
             try:
-                got = os.preadv(self._fd, [view.data], first) - (start - first)
+                got = os.preadv(self._fd, [view.data], block) - (start - block)
             except OSError as error:
                 return ReadFault(index, error=error)
             if got < size:
                 return ReadFault(index, bytes_got=max(0, got))
-            piece = out[done : done + size]
-            piece[:] = view[start - first :][:size]
-            if checksum(piece) != want:
+            chunk = view[start - block :][:size]
+            if checksum(chunk) != want:
                 return ReadFault(index)
-            done += size
+            scatter(chunk, chunks.shape, count, first, total, out)
+            first += count
         return None
 
     def _refuse(self, page_id: int, size: int, layer: int, fault: ReadFault) -> NoReturn:

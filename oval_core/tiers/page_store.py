@@ -32,7 +32,7 @@ class PageStore(Protocol):
         ...
 
     def read(self, layer: int, page_ids: Sequence[int], out: np.ndarray) -> None:
-        """Reads chunks of one layer (a place in the layout), one after the other, to `out`, uint8 [bytes].
+        """Reads chunks of one layer (a place in the layout) to `out`, uint8: K [K, S, D], then V, of all their tokens.
 
         Raises:
             TierError: rather than give a wrong byte.
@@ -96,7 +96,7 @@ class HostStore:
     def read(self, layer: int, page_ids: Sequence[int], out: np.ndarray) -> None:
         """Copies chunks; see `PageStore.read`."""
         chunks = self._index.chunks(layer, page_ids)
-        copy_chunks(chunks.starts, chunks.sizes, out)
+        copy_chunks(chunks.starts, chunks.tokens, chunks.shape, out)
 
     def read_record(self, page_id: int) -> np.ndarray:
         """Returns a copy of a whole record."""

@@ -1,8 +1,8 @@
-"""How a page lies in a slow tier: layer after layer; in a layer token after token; of a token keys, then values.
+"""How a page lies in a slow tier: layer after layer; a layer's *chunk* is K [K, n, D], then V [K, n, E].
 
-    record = [ layer 0: | k v | k v | ... | ][ layer 1: ... ] ...
+    record = [ layer 0: K V ][ layer 1: K V ] ...
 
-A layer of a record (a *chunk*) read into a buffer is K and V with strides: no second copy is needed to attend.
+Chunks of several pages are brought to a buffer as one K [K, S, D] and one V [K, S, E], as a pool has them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from oval_core.kv_pool import LayerStore
+from oval_core.native.chunk_io import ChunkShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,15 @@ class LayerShape:
         return cls(keys.shape[-3], keys.shape[-1], values.shape[-1], keys.dtype)
 
     @property
-    def token_elements(self) -> int:
-        """Numbers a token takes."""
-        return self.kv_heads * (self.key_dim + self.value_dim)
+    def in_bytes(self) -> ChunkShape:
+        """The shape as those see it who move bytes."""
+        size = self.dtype.itemsize
+        return ChunkShape(self.kv_heads, self.key_dim * size, self.value_dim * size)
 
     @property
     def token_bytes(self) -> int:
         """Bytes a token takes."""
-        return self.token_elements * self.dtype.itemsize
+        return self.in_bytes.token_bytes
 
 
 class RecordLayout:
@@ -74,21 +76,19 @@ class RecordLayout:
 
 def pack(num_pages: int, keys: torch.Tensor, values: torch.Tensor) -> np.ndarray:
     """Returns keys [K, P * n, D] and values [K, P * n, E] of P pages of n tokens as chunks, uint8 [P, bytes]."""
-    tokens = torch.cat([keys.transpose(0, 1).flatten(1), values.transpose(0, 1).flatten(1)], 1)
-    return tokens.cpu().view(torch.uint8).view(num_pages, -1).numpy()
+    sides = [
+        side.view(side.shape[0], num_pages, -1).transpose(0, 1).flatten(1)  # [P, K * n * D]
+        for side in (keys, values)
+    ]
+    return torch.cat(sides, 1).cpu().view(torch.uint8).numpy()
 
 
 def unpack(shape: LayerShape, chunk: torch.Tensor) -> LayerStore:
-    """Returns K [K, n, D] and V [K, n, E] as views of n tokens of chunks, uint8 [bytes]."""
+    """Returns K [K, n, D] and V [K, n, E] as views of n tokens, uint8 [bytes]."""
     numbers = chunk.view(shape.dtype)
-    count = numbers.shape[0] // shape.token_elements
-    k = shape.kv_heads * shape.key_dim
-
-    def view(first: int, dim: int) -> torch.Tensor:
-        return numbers.as_strided(
-            (shape.kv_heads, count, dim),
-            (dim, shape.token_elements, 1),
-            numbers.storage_offset() + first,
-        )
-
-    return LayerStore(view(0, shape.key_dim), view(k, shape.value_dim))
+    count = chunk.shape[0] // shape.token_bytes
+    split = shape.kv_heads * count * shape.key_dim
+    return LayerStore(
+        numbers[:split].view(shape.kv_heads, count, shape.key_dim),
+        numbers[split:].view(shape.kv_heads, count, shape.value_dim),
+    )

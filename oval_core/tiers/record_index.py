@@ -1,4 +1,4 @@
-"""Where records are: addresses or offsets, sizes and checksums of the chunks of many pages at once, as arrays.
+"""Where records are: addresses or offsets, tokens and checksums of the chunks of many pages at once, as arrays.
 
 Layers ask for the same pages one after the other, so what is the same for all of them is remembered: the worker must
 not hold Python's lock for longer than it copies.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from oval_core.native.chunk_io import ChunkShape
 from oval_core.tiers.record import RecordLayout
 
 _REMEMBERED = 64
@@ -18,11 +19,12 @@ _REMEMBERED = 64
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Chunks of one layer: where each starts, int64, its bytes, int64, and its checksum, uint64."""
+    """Chunks of one layer: where each starts, int64, its tokens, int64, its checksum, uint64; their shape."""
 
     starts: np.ndarray
-    sizes: np.ndarray
+    tokens: np.ndarray
     checksums: np.ndarray
+    shape: ChunkShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,9 @@ class RecordIndex:
         starts, counts, checksums = group
         return Chunks(
             starts + counts * self._layout.bytes_before(layer),
-            counts * self._layout.shapes[layer].token_bytes,
+            counts,
             np.ascontiguousarray(checksums[:, layer]) if checksums.size else checksums,
+            self._layout.shapes[layer].in_bytes,
         )
 
     def _group(self, page_ids: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

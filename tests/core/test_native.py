@@ -98,7 +98,10 @@ def test_gemv_equals_linear(rows: int, columns: int, with_bias: bool) -> None:
 
 @needs_compiler
 def test_a_library_is_compiled_once_and_only_for_its_shape(fresh_cache: Path) -> None:
-    first, again, other = (build.build_library(*shape) for shape in ((32, 2), (32, 2), (32, 4)))
+    first, again, other = (
+        build.build_library("kernels", {"HEAD_DIM": dim, "GROUP": group})
+        for dim, group in ((32, 2), (32, 2), (32, 4))
+    )
     assert first == again != other
     made = sorted((fresh_cache / "kernels").iterdir())
     assert made == sorted([first, other]), "nothing else is left in the folder"
