@@ -21,12 +21,14 @@ from oval_adapters.hf_attention import register, unregister
 from oval_adapters.hf_cache import OvalCache, check_positions
 from oval_adapters.linears import patch_linears
 from oval_adapters.patch import OvalCall, Patch
+from oval_adapters.pieces import merge_outputs, split_call
 from oval_core.attention import create_backend
 from oval_core.config import OvalConfig, check_int
 from oval_core.errors import CacheMismatchError, UnsupportedModelError
 from oval_core.metrics import CacheCounters
 from oval_core.paged_cache import PagedCache
 from oval_core.policy import create_policy
+from oval_core.tiers import check_tiers
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -74,6 +76,8 @@ class Attachment:
         weight = next(self._decoder.parameters())
         self._backend = create_backend(config.backend, weight.device, weight.dtype)
         self._policy = create_policy(config.policy)
+        if config.tiers is not None:
+            check_tiers(config, len(self._windows))
         self._name = f"oval-{next(_serial)}"
         self._switch = AttentionSwitch(self._text_config, self._name)
         self._thread = _ThreadState()
@@ -132,7 +136,16 @@ class Attachment:
             "linears": self.linears,
             "page_size": self.config.page_size,
             **self.counters.to_dict(),
+            **self._tier_stats(),
         }
+
+    def _tier_stats(self) -> dict[str, Any]:
+        tiers = self.config.tiers
+        if tiers is None:
+            return {}
+        facts = {"fast_tokens": tiers.fast_tokens, "prefetch": tiers.prefetch, "disk": tiers.disk}
+        link = "modelled" if tiers.is_modelled_link else "real"
+        return {"tiers": {**facts, "link": link, **self.counters.tiers.to_dict()}}
 
     def detach(self) -> None:
         """Takes the model off OVAL: methods, attention registry and config are as they were. Twice is harmless."""
@@ -197,11 +210,48 @@ class Attachment:
             raise CacheMismatchError(
                 "forward: got neither input_ids nor inputs_embeds. Allowed: one of them. Pass the new tokens."
             )
-        kwargs = named
-        _check_call(kwargs, self._text_config)
-        cache.begin(
-            self, kwargs.get("attention_mask"), states.shape[0], states.shape[1], states.device
-        )
+        _check_call(named, self._text_config)
+        rows, num_queries = states.shape[:2]
+        limit = cache.paged.max_new_tokens(rows)
+        if limit is None or num_queries <= limit:
+            return self._forward_on(cache, original, named, states)
+        return self._forward_in_pieces(cache, original, named, rows, num_queries, limit)
+
+    def _forward_in_pieces(
+        self,
+        cache: OvalCache,
+        original: Callable[..., Any],
+        kwargs: dict[str, Any],
+        rows: int,
+        num_queries: int,
+        limit: int,
+    ) -> Any:
+        """One forward as several, because fast memory takes only `limit` new tokens a row; any error takes all back."""
+        before = cache.get_seq_length()
+        cache.check(self, kwargs.get("attention_mask"), rows, num_queries)
+        outputs = []
+        try:
+            for piece in split_call(kwargs, num_queries, limit, before):
+                states = piece.get("inputs_embeds")
+                states = piece["input_ids"] if states is None else states
+                outputs.append(self._forward_on(cache, original, piece, states))
+        except BaseException:
+            if before:
+                cache.crop(before - cache.get_seq_length())
+            else:
+                cache.reset()
+            raise
+        return merge_outputs(outputs)
+
+    def _forward_on(
+        self,
+        cache: OvalCache,
+        original: Callable[..., Any],
+        kwargs: dict[str, Any],
+        states: torch.Tensor,
+    ) -> Any:
+        rows, num_queries = states.shape[:2]
+        cache.begin(self, kwargs.get("attention_mask"), rows, num_queries, states.device)
         kwargs["attention_mask"] = states.new_empty(1, 1, 0, 0)  # 4-D: transformers builds no mask
         try:
             with self._switch.oval():

@@ -39,7 +39,7 @@ def wrap_generate(attachment: Attachment, original: Callable[..., Any]) -> Calla
         _check_parts(use_oval, oval_router, oval_page_manager)
         if kwargs.get("past_key_values", ...) is None:
             del kwargs["past_key_values"]
-        own = kwargs.get("cache", kwargs.get("past_key_values"))
+        own, made = kwargs.get("cache", kwargs.get("past_key_values")), None
         if not use_oval:
             _check_not_ours(own)
             return original(*args, **kwargs)
@@ -49,13 +49,30 @@ def wrap_generate(attachment: Attachment, original: Callable[..., Any]) -> Calla
                 return original(*args, **kwargs)
             prompt = _prompt(args, kwargs)
             attachment.check_prompt(prompt, kwargs.get("attention_mask"))
-            kwargs["cache"] = own = attachment.new_cache(settings.expected_tokens(prompt))
+            made = attachment.new_cache(settings.expected_tokens(prompt))
+            kwargs["cache"] = own = made
         if not attachment.owns(own):
             return original(*args, **kwargs)
         with attachment.generating():
-            return original(*args, **kwargs)
+            return _closing(made, original, args, kwargs)
 
     return generate
+
+
+def _closing(
+    made: OvalCache | None,
+    original: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Calls `generate`; the cache made for it is closed, unless the caller gets it with the output."""
+    output = None
+    try:
+        output = original(*args, **kwargs)
+        return output
+    finally:
+        if made is not None and getattr(output, "cache", None) is not made:
+            made.close()
 
 
 class _Settings:

@@ -5,6 +5,7 @@ transformers' own `PagedAttentionCache` says *block* for our page and *page* for
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from oval_adapters.columns import ColumnMap
 from oval_adapters.hf_attention import VIEW_KEY, LayerView
 from oval_core.errors import CacheMismatchError, PromptTooLongError, UnsupportedModelError
 from oval_core.paged_cache import PagedCache
+from oval_core.values import RowRequest
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -81,6 +83,17 @@ class OvalCache(Cache):
             CacheMismatchError: another model, another batch size, a mask of the wrong shape.
             PromptTooLongError: the text would outgrow the model's positions.
         """
+        requests, bias = self.check(owner, attention_mask, batch_size, num_queries)
+        self.paged.begin(requests, num_queries, device, self.reserve, bias)
+
+    def check(
+        self,
+        owner: object,
+        attention_mask: torch.Tensor | None,
+        batch_size: int,
+        num_queries: int,
+    ) -> tuple[list[RowRequest], torch.Tensor | None]:
+        """Checks a forward before anything is done for it; returns what its rows bring and its additive mask."""
         self._check_forward(owner, batch_size)
         bias = None
         if attention_mask is not None and attention_mask.ndim == 4:
@@ -90,7 +103,7 @@ class OvalCache(Cache):
             attention_mask, batch_size, num_queries, with_columns=any(self._windows)
         )
         self._check_length(requests, num_queries)
-        self.paged.begin(requests, num_queries, device, self.reserve, bias)
+        return requests, bias
 
     def commit(self, hidden_states: torch.Tensor | None) -> None:
         """Makes the tokens of the running forward count; called by the attachment after the decoder ran."""
@@ -171,6 +184,13 @@ class OvalCache(Cache):
         self.paged.reset()
         self._columns.reset()
 
+    def close(self) -> None:
+        """Ends the worker and the file of `tiers`; the cache cannot be used any more. Twice is harmless.
+
+        `generate` does it for caches that it made itself; a cache that nobody holds any more is closed as well.
+        """
+        self.paged.close()
+
     def to_dynamic_cache(self) -> DynamicCache:
         """Returns a plain `DynamicCache` with the same tokens, to go on without OVAL. Padding holds zeros."""
         cache = DynamicCache(config=self._config)
@@ -218,7 +238,7 @@ class OvalCache(Cache):
                 "or use a new cache."
             )
 
-    def _check_length(self, requests: list[Any], num_queries: int) -> None:
+    def _check_length(self, requests: list[RowRequest], num_queries: int) -> None:
         limit = getattr(self._config, "max_position_embeddings", None)
         if limit is None or num_queries == 1:
             return  # decoding past the last position is Hugging Face's own business: it warns
@@ -266,8 +286,18 @@ class OvalLayer(CacheLayerMixin):
     supports_early_init = False
 
     def __init__(self, cache: OvalCache, layer_idx: int) -> None:
-        self._cache = cache
+        # not a cycle: a cache that nobody holds must end at once, its file and worker with it
+        self._held = weakref.ref(cache)
         self._layer_idx = layer_idx
+
+    @property
+    def _cache(self) -> OvalCache:
+        cache = self._held()
+        if cache is None:
+            raise CacheMismatchError(
+                "this layer outlived its OVAL cache. Allowed: layers of a cache that is still held. Hold the cache."
+            )
+        return cache
 
     @property
     def is_initialized(self) -> bool:

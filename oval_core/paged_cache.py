@@ -13,7 +13,7 @@ from oval_core.config import OvalConfig
 from oval_core.errors import CacheMismatchError
 from oval_core.kv_pool import KVPool
 from oval_core.metrics import CacheCounters, StepMetrics
-from oval_core.page_summary import PageSummaries
+from oval_core.page_summary import PageSummaries, ReadKeys
 from oval_core.page_table import PageTable, SlotCopy
 from oval_core.pages import Page
 from oval_core.policy import SelectionPolicy
@@ -72,7 +72,7 @@ class PagedCache:
         self._of_layer: list[Storage] = [
             tiered if tiered is not None and i in tiered.layers else resident for i in layers
         ]
-        self._summaries = PageSummaries(self.table, self.pool, self._read_keys)
+        self._summaries = PageSummaries(self.table, self.pool, _key_reader(self._of_layer))
 
     @property
     def plan(self) -> StepPlan:
@@ -95,6 +95,10 @@ class PagedCache:
         """Summaries of the pages, made when asked for."""
         self._check_whole()
         return self._summaries
+
+    def max_new_tokens(self, rows: int) -> int | None:
+        """Returns how many tokens a row a forward should bring at most; None where memory sets no limit."""
+        return None if self.tiers is None else self.tiers.max_new_tokens(rows)
 
     @property
     def is_running(self) -> bool:
@@ -291,11 +295,6 @@ class PagedCache:
         for storage in self._storages:
             storage.clear()
 
-    def _read_keys(
-        self, layer_idx: int, pages: Sequence[Page], slots: Sequence[Sequence[int]]
-    ) -> torch.Tensor:
-        return self._of_layer[layer_idx].read(layer_idx, pages, slots)[0]
-
     def _check_running(self) -> None:
         assert self.plan is not None
 
@@ -310,3 +309,11 @@ class PagedCache:
         # An interrupt (Ctrl-C) may end a forward anywhere; what it left is dropped before the next step.
         if self.is_running or any(seq.num_tentative for seq in self.table.sequences):
             self.abort()
+
+
+def _key_reader(of_layer: Sequence[Storage]) -> ReadKeys:
+    # no method of the cache: that would be a cycle, and a cache that nobody holds must end at once
+    def read(layer_idx: int, pages: Sequence[Page], slots: Sequence[Sequence[int]]) -> torch.Tensor:
+        return of_layer[layer_idx].read(layer_idx, pages, slots)[0]
+
+    return read

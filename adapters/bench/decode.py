@@ -180,7 +180,7 @@ def _oval_turn(
     with attach(model, _config(settings)) as oval:
         watch.meter.start()
         cache = oval.new_cache(ids.shape[1] + settings.warmup + settings.steps)
-        return watch.turn(ids, cache, lambda: cache.paged.pool.bytes_allocated)
+        return watch.turn(ids, cache, lambda: cache.paged.bytes_allocated)
 
 
 def _config(settings: DecodeSettings) -> OvalConfig:

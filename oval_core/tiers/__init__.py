@@ -3,6 +3,6 @@
 fast (slots of a pool, staging buffers)  <- worker -  host (main memory)  ->  disk (one file a cache)
 """
 
-from oval_core.tiers.tiered_storage import TieredStorage
+from oval_core.tiers.tiered_storage import TieredStorage, check_tiers
 
-__all__ = ["TieredStorage"]
+__all__ = ["TieredStorage", "check_tiers"]

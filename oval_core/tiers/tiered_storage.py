@@ -22,6 +22,7 @@ from oval_core.page_table import PageTable, SlotCopy
 from oval_core.pages import Page
 from oval_core.storage import ForwardRequest
 from oval_core.tiers.fast_memory import share_out
+from oval_core.tiers.page_files import check_folder
 from oval_core.tiers.residency import Residency
 from oval_core.tiers.slow_tier import SlowTier
 from oval_core.tiers.step_meter import StepMeter
@@ -77,6 +78,11 @@ class TieredStorage:
     def bytes_allocated(self) -> int:
         """Bytes of the pool and of the buffers."""
         return self.pool.bytes_allocated + self.slow.bytes_buffered
+
+    def max_new_tokens(self, rows: int) -> int:
+        """Returns how many tokens a row a forward should bring at most; half of the pool is left to older pages."""
+        page_size = self._config.page_size
+        return max(1, self.memory.pool_slots // 2 // rows // page_size * page_size)
 
     @property
     def num_away(self) -> int:
@@ -253,6 +259,19 @@ class TieredStorage:
         pages = sorted(self._table.pages(), key=lambda page: page.base)
         bases = [page.base for page in pages]
         return [s + self.residency.shift(pages[bisect_right(bases, s) - 1]) for s in slots]
+
+
+def check_tiers(config: OvalConfig, num_layers: int) -> None:
+    """Checks `config.tiers` for a model before any text comes: sizes, layers, and that the disk can be written.
+
+    Raises:
+        ConfigError: what is wrong.
+    """
+    assert config.tiers is not None, "no tiers in the config"
+    layers = _tiered_layers(config.tiers, num_layers)
+    share_out(config.tiers.fast_tokens, len(layers), config.page_size)
+    if config.tiers.disk is not None:
+        check_folder(config.tiers.disk)
 
 
 def _tiered_layers(config: TierConfig, num_layers: int) -> tuple[int, ...]:
