@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from transformers import DynamicCache
 from oval_adapters.attachment import attach
 from oval_adapters.bench.machine import machine, versions
 from oval_adapters.bench.memory import MemoryMeter
+from oval_adapters.bench.tier_facts import tier_facts
 from oval_adapters.bench.values import DecodeReport, DecodeRow, DecodeSettings, Run
 from oval_core.config import OvalConfig
 from oval_core.errors import ConfigError, PromptTooLongError
@@ -20,7 +22,7 @@ from oval_core.errors import ConfigError, PromptTooLongError
 if TYPE_CHECKING:
     from transformers import Cache, PretrainedConfig, PreTrainedModel
 
-__all__ = ["check_settings", "describe", "measure_decode", "num_ticks"]
+__all__ = ["check_settings", "describe", "measure_decode", "num_ticks", "positions"]
 
 _HF, _OVAL = "hf", "oval"
 
@@ -62,7 +64,7 @@ def measure_decode(
 
 def check_settings(config: PretrainedConfig, settings: DecodeSettings) -> None:
     """Raises `PromptTooLongError` or `ConfigError` where the model has too few positions."""
-    limit = _positions(config)
+    limit = positions(config)
     longest, decode = max(settings.contexts), settings.warmup + settings.steps
     if limit is not None and longest > limit:
         raise PromptTooLongError(
@@ -78,7 +80,7 @@ def check_settings(config: PretrainedConfig, settings: DecodeSettings) -> None:
 
 def prompt_tokens(config: PretrainedConfig, settings: DecodeSettings, context: int) -> int:
     """Returns how many tokens are prefilled so that every decode step has a position of the model."""
-    limit = _positions(config)
+    limit = positions(config)
     return context if limit is None else min(context, limit - settings.warmup - settings.steps)
 
 
@@ -108,6 +110,7 @@ def describe(
         warmup=settings.warmup,
         rounds=settings.rounds,
         chunk=settings.chunk,
+        tiers=tier_facts(settings.tiers),
         versions=versions(),
         machine=machine(model.device),
     )
@@ -180,11 +183,12 @@ def _oval_turn(
     with attach(model, _config(settings)) as oval:
         watch.meter.start()
         cache = oval.new_cache(ids.shape[1] + settings.warmup + settings.steps)
-        return watch.turn(ids, cache, lambda: cache.paged.bytes_allocated)
+        with contextlib.closing(cache):
+            return watch.turn(ids, cache, lambda: cache.paged.bytes_allocated)
 
 
 def _config(settings: DecodeSettings) -> OvalConfig:
-    return OvalConfig(backend=settings.backend, linears=settings.linears)
+    return OvalConfig(backend=settings.backend, linears=settings.linears, tiers=settings.tiers)
 
 
 def _tensor_bytes(cache: DynamicCache) -> int:
@@ -227,5 +231,6 @@ def _token_ids(model: PreTrainedModel, length: int, seed: int) -> torch.Tensor:
     return (vocab**uniform).long().clamp(max=vocab - 1).to(model.device)
 
 
-def _positions(config: PretrainedConfig) -> int | None:
+def positions(config: PretrainedConfig) -> int | None:
+    """Returns how many positions the model has; None where its config does not say."""
     return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)

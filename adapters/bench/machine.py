@@ -26,12 +26,16 @@ def versions() -> dict[str, str]:
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Returns the processor's name, the usable cores and, on CUDA, the GPU's name."""
-    affinity = hasattr(os, "sched_getaffinity")  # macOS and Windows have no affinity mask
-    cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
-    facts: dict[str, Any] = {"cpu": _cpu_name(), "cores": cores}
+    facts: dict[str, Any] = {"cpu": _cpu_name(), "cores": usable_cores()}
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
     return facts
+
+
+def usable_cores() -> int:
+    """Returns how many cores this process may use."""
+    affinity = hasattr(os, "sched_getaffinity")  # macOS and Windows have no affinity mask
+    return len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _cpu_name() -> str:

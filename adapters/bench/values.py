@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oval_core.config import TierConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +22,7 @@ class DecodeSettings:
         backend: OVAL's attention backend.
         linears: how OVAL runs linear layers for a single token; see `OvalConfig`.
         seed: seed of the prompt's token ids.
+        tiers: of OVAL's side; None keeps everything in fast memory.
     """
 
     contexts: tuple[int, ...] = (1024, 4096, 8192)
@@ -29,6 +33,7 @@ class DecodeSettings:
     backend: str = "auto"
     linears: str = "auto"
     seed: int = 0
+    tiers: TierConfig | None = None
 
     def __post_init__(self) -> None:
         from oval_core.errors import ConfigError  # here: oval_core imports torch
@@ -95,7 +100,11 @@ class DecodeRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeReport:
-    """Rows, and all that is needed to read them."""
+    """Rows, and all that is needed to read them.
+
+    Attributes:
+        tiers: settings of OVAL's tiers, `link` says whether transfers took real time; None without tiers.
+    """
 
     rows: tuple[DecodeRow, ...]
     model: str
@@ -108,6 +117,7 @@ class DecodeReport:
     warmup: int
     rounds: int
     chunk: int
+    tiers: dict[str, Any] | None
     versions: dict[str, str]
     machine: dict[str, Any]
 

@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oval_adapters.bench.values import DecodeSettings
+from oval_adapters.cli.bench_options import (
+    AsJson,
+    Chunk,
+    Device,
+    Dtype,
+    Model,
+    Plot,
+    end_interrupted,
+    parse_numbers,
+    progress_bar,
+)
 from oval_adapters.cli.parity import parity_command
+from oval_adapters.cli.prefetch import prefetch_command
+from oval_adapters.cli.tier_options import TierOptions, check_for_model, with_tier_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,19 +32,13 @@ if TYPE_CHECKING:
 
     from oval_adapters.bench.values import DecodeReport, DecodeRow
 
-Model = Annotated[str, typer.Option("--model", help="smol, a folder, or a hub id OWNER/NAME.")]
 Context = Annotated[str, typer.Option(help="Tokens in the cache, a list with commas.")]
 Steps = Annotated[int, typer.Option(help="Timed decode steps a round.")]
 Warmup = Annotated[int, typer.Option(help="Steps before them, not timed.")]
 Rounds = Annotated[int, typer.Option(help="Turns of each side, alternating.")]
-Chunk = Annotated[int, typer.Option(help="Tokens a forward of the prefill.")]
 Backend = Annotated[str, typer.Option(help="OVAL's attention backend.")]
 Linears = Annotated[str, typer.Option(help="OVAL's linear layers: auto, gemv, or hf as they are.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16, for both sides.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Threads = Annotated[int | None, typer.Option(help="torch threads; torch chooses if not given.")]
-Plot = Annotated[Path | None, typer.Option(help="Also draw to this .png (needs matplotlib).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, last on stdout.")]
 
 _DEFAULTS = DecodeSettings()
 
@@ -39,8 +46,9 @@ _DEFAULTS = DecodeSettings()
 def register(app: typer.Typer) -> None:
     """Adds the group `bench`."""
     group = typer.Typer(no_args_is_help=True, help="Measure OVAL against Hugging Face.")
-    group.command("decode")(decode_command)
-    group.command("parity")(parity_command)
+    group.command("decode")(with_tier_options(decode_command))
+    group.command("parity")(with_tier_options(parity_command))
+    group.command("prefetch")(prefetch_command)
     app.add_typer(group, name="bench")
 
 
@@ -58,19 +66,23 @@ def decode_command(
     threads: Threads = None,
     plot: Plot = None,
     as_json: AsJson = False,
+    tiers: TierOptions = TierOptions(),
 ) -> None:
     """Time a token, prefill and memory: Hugging Face (DynamicCache, sdpa, eager) and OVAL in turn, in one process."""
     from rich.console import Console
 
+    from oval_core.config import OvalConfig
+
     errors = Console(stderr=True)
     settings = DecodeSettings(
-        contexts=_contexts(context),
+        contexts=parse_numbers("context", context),
         steps=steps,
         warmup=warmup,
         rounds=rounds,
         chunk=chunk,
         backend=backend,
         linears=linears,
+        tiers=tiers.apply(OvalConfig()).tiers,
     )
     with errors.status(f"loading {model}"):
         loaded = _prepare(model, settings, dtype, device, threads, plot)
@@ -84,12 +96,7 @@ def decode_command(
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
     if not whole:
-        from oval_adapters.cli.app import INTERRUPTED_STATUS
-
-        errors.print(
-            "interrupted: the rows above are whole, the others are missing", style="yellow"
-        )
-        raise typer.Exit(INTERRUPTED_STATUS)
+        end_interrupted(errors)
 
 
 def _prepare(
@@ -104,6 +111,7 @@ def _prepare(
 
     from oval_adapters.bench.decode import check_settings
     from oval_adapters.load_model import load_config_of, load_model
+    from oval_core.config import OvalConfig
     from oval_core.errors import ConfigError
 
     if plot is not None:
@@ -114,42 +122,24 @@ def _prepare(
         if threads < 1:
             raise ConfigError(f"threads: got {threads}. Allowed: 1 or more. Choose such a value.")
         torch.set_num_threads(threads)
-    check_settings(load_config_of(model), settings)
+    config = load_config_of(model)
+    check_settings(config, settings)
+    check_for_model(OvalConfig(tiers=settings.tiers), config)
     return load_model(model, dtype, device, attention="sdpa")
-
-
-def _contexts(text: str) -> tuple[int, ...]:
-    from oval_core.errors import ConfigError
-
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigError(
-            f"context: got {text!r}. Allowed: whole numbers with commas, such as 1024,4096. Give these."
-        ) from error
 
 
 def _measure(
     console: Console, name: str, model: PreTrainedModel, settings: DecodeSettings
 ) -> tuple[DecodeReport, bool]:
     """Returns the report, and whether it is whole: Ctrl-C keeps the rows that are done."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     from oval_adapters.bench.decode import describe, measure_decode, num_ticks
 
     rows: list[DecodeRow] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    # no refresh thread: it would run while a step is timed
-    progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
     whole = False
-    with progress:
-        task = progress.add_task("", total=num_ticks(model.config, settings))
-
-        def tick(label: str) -> None:
-            progress.update(task, advance=1, description=label, refresh=True)
-
+    with progress_bar(console, num_ticks(model.config, settings)) as advance:
+        tick = None if advance is None else lambda label: advance(label, 1)
         with contextlib.suppress(KeyboardInterrupt):  # the rows so far are kept and shown
-            for row in measure_decode(model, settings, tick if console.is_terminal else None):
+            for row in measure_decode(model, settings, tick):
                 rows.append(row)
             whole = True
     return describe(name, model, settings, rows), whole
@@ -159,9 +149,12 @@ def _show(console: Console, report: DecodeReport) -> None:
     from rich import box
     from rich.table import Table
 
+    from oval_adapters.bench.tier_facts import tier_line
+
+    tiers = "" if report.tiers is None else f", OVAL tiered: {tier_line(report.tiers)}"
     title = (
         f"decode, {report.model}, {report.dtype}, {report.device}, {report.threads} threads, "
-        f"backend {report.backend}, linears {report.linears}"
+        f"backend {report.backend}, linears {report.linears}{tiers}"
     )
     names = (
         "context",

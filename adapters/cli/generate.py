@@ -8,10 +8,13 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from oval_adapters.cli.prompt_source import Source
+from oval_adapters.cli.sampling import Sampling
+from oval_adapters.cli.tier_options import TierOptions, check_for_model, with_tier_options
 
 if TYPE_CHECKING:
     import torch
@@ -58,12 +61,10 @@ Stream = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, last on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
-_MAX_SEED = 2**63 - 1
-
 
 def register(app: typer.Typer) -> None:
     """Adds the command `generate`."""
-    app.command("generate")(generate_command)
+    app.command("generate")(with_tier_options(generate_command))
 
 
 def generate_command(
@@ -87,6 +88,7 @@ def generate_command(
     stream: Stream = None,
     as_json: AsJson = False,
     debug: Debug = False,
+    tiers: TierOptions = TierOptions(),
 ) -> None:
     """Generate text with a Hugging Face model on OVAL's paged cache.
 
@@ -102,9 +104,9 @@ def generate_command(
     text = source.read()
     console = Console(stderr=True)
     with console.status(f"loading {model}"):
-        settings = None if no_oval else _settings(config, page_size, backend)
-        _check_no_oval(no_oval, config, page_size, backend)
-        loaded = _load(model, dtype, device, source, text, sampling)
+        _check_no_oval(no_oval, config, page_size, backend, tiers)
+        settings = None if no_oval else tiers.apply(_settings(config, page_size, backend))
+        loaded = _load(model, dtype, device, settings, source, text, sampling)
     show = not as_json if stream is None else stream
     streamer = _text_streamer(loaded.tokenizer, to_stderr=as_json) if show else None
     result = _generate(console, loaded, settings, sampling, streamer)
@@ -119,112 +121,6 @@ def generate_command(
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where the prompt comes from: exactly one of prompt, chat and file."""
-
-    prompt: str | None
-    chat: str | None
-    file: str | None
-    system: str | None
-
-    def read(self) -> str:
-        """Returns the user's text, not yet in any template."""
-        from oval_core.errors import ConfigError
-
-        given = [f"--{n}" for n in ("prompt", "chat", "file") if getattr(self, n) is not None]
-        if len(given) != 1:
-            raise ConfigError(
-                f"prompt: got {' and '.join(given) or 'none'}. Allowed: exactly one of --prompt, --chat and "
-                "--file. Give one."
-            )
-        if self.system is not None and self.chat is None:
-            raise ConfigError(
-                f"system: got --system with {given[0]}. Allowed: with --chat. Leave it out."
-            )
-        text = _read_file(self.file) if self.file is not None else self.prompt or self.chat or ""
-        if not text.strip():
-            raise ConfigError(f"{given[0]}: got no text. Allowed: any text. Give some.")
-        return text
-
-    def encode(self, tokenizer: PreTrainedTokenizerBase, text: str, model: str) -> torch.Tensor:
-        """Returns the token ids [1, T] of the prompt, the chat template included."""
-        from oval_core.errors import ConfigError
-
-        if self.chat is None:
-            return tokenizer(text, return_tensors="pt", verbose=False)["input_ids"]
-        if not tokenizer.chat_template:
-            raise ConfigError(
-                f"chat: the tokenizer of {model!r} has no chat template. Allowed: models made for chat. "
-                "Use --prompt, with the template written out."
-            )
-        from jinja2 import TemplateError
-
-        messages = [{"role": "user", "content": text}]
-        if self.system is not None:
-            messages.insert(0, {"role": "system", "content": self.system})
-        try:
-            encoded = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-            )
-        except TemplateError as error:
-            raise ConfigError(
-                f"chat: the template of {model!r} refused the messages: {error}. Change --chat or --system."
-            ) from error
-        return encoded["input_ids"]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are chosen, and how many."""
-
-    max_new_tokens: int
-    temperature: float
-    top_p: float | None
-    seed: int | None
-    prefill_chunk: int
-
-    def check(self) -> None:
-        """Raises `ConfigError` where a value is out of range."""
-        from oval_core.errors import ConfigError
-
-        seed_ok = self.seed is None or 0 <= self.seed <= _MAX_SEED
-        rules = (
-            ("max-new-tokens", self.max_new_tokens, "1 or more", self.max_new_tokens >= 1),
-            ("prefill-chunk", self.prefill_chunk, "1 or more", self.prefill_chunk >= 1),
-            ("temperature", self.temperature, "0 or more", 0 <= self.temperature < math.inf),
-            ("top-p", self.top_p, "above 0, up to 1", self.top_p is None or 0 < self.top_p <= 1),
-            ("seed", self.seed, f"0..{_MAX_SEED}", seed_ok),
-        )
-        for name, value, allowed, is_right in rules:
-            if not is_right:
-                raise ConfigError(
-                    f"{name}: got {value}. Allowed: {allowed}. Choose a value in that range."
-                )
-        if self.seed is not None and self.temperature == 0:
-            raise ConfigError(
-                "seed: got it with temperature 0, which is greedy and draws nothing. Allowed: with --temperature "
-                "above 0. Add --temperature, or leave --seed out."
-            )
-        if self.top_p is not None and self.temperature == 0:
-            raise ConfigError(
-                "top-p: got it with temperature 0, which is greedy. Allowed: with --temperature above 0. "
-                "Add --temperature, or leave --top-p out."
-            )
-
-    def arguments(self, prompt_tokens: int) -> dict[str, Any]:
-        """Returns the keyword arguments of `model.generate`."""
-        chosen: dict[str, Any] = {"max_new_tokens": self.max_new_tokens}
-        chosen["do_sample"] = self.temperature > 0
-        if self.temperature > 0:
-            chosen["temperature"] = self.temperature
-        if self.top_p is not None:
-            chosen["top_p"] = self.top_p
-        if prompt_tokens > self.prefill_chunk:
-            chosen["prefill_chunk_size"] = self.prefill_chunk
-        return chosen
-
-
-@dataclass(frozen=True, slots=True)
 class Loaded:
     """A model, its tokenizer, the prompt's token ids [1, T], and what fits behind them."""
 
@@ -232,23 +128,6 @@ class Loaded:
     tokenizer: PreTrainedTokenizerBase
     ids: torch.Tensor
     max_new_tokens: int
-
-
-def _read_file(name: str) -> str:
-    from oval_core.errors import ConfigError
-
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
-        return data.decode("utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"file: cannot read {name}: {error.strerror}. Allowed: a readable file, or - for stdin. Check the path."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"file: {name} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}. "
-            "Allowed: UTF-8. Convert it first."
-        ) from error
 
 
 def _settings(config: str | None, page_size: int | None, backend: str | None) -> OvalConfig:
@@ -259,12 +138,16 @@ def _settings(config: str | None, page_size: int | None, backend: str | None) ->
 
 
 def _check_no_oval(
-    no_oval: bool, config: str | None, page_size: int | None, backend: str | None
+    no_oval: bool,
+    config: str | None,
+    page_size: int | None,
+    backend: str | None,
+    tiers: TierOptions,
 ) -> None:
     from oval_core.errors import ConfigError
 
     options = {"--config": config, "--page-size": page_size, "--backend": backend}
-    given = [name for name, value in options.items() if value is not None]
+    given = [name for name, value in options.items() if value is not None] + tiers.flags
     if no_oval and given:
         raise ConfigError(
             f"no-oval: got it with {', '.join(given)}, which set up OVAL. Allowed: one or the other. Leave one out."
@@ -272,7 +155,13 @@ def _check_no_oval(
 
 
 def _load(
-    model: str, dtype: str, device: str, source: Source, text: str, sampling: Sampling
+    model: str,
+    dtype: str,
+    device: str,
+    settings: OvalConfig | None,
+    source: Source,
+    text: str,
+    sampling: Sampling,
 ) -> Loaded:
     """Loads what is small first, so that a wrong prompt is found before the weights are read."""
     from oval_adapters.load_model import (
@@ -285,6 +174,8 @@ def _load(
 
     resolve_dtype(dtype, resolve_device(device))
     hf_config = load_config_of(model)
+    if settings is not None:
+        check_for_model(settings, hf_config)
     tokenizer = load_tokenizer(model)
     ids = source.encode(tokenizer, text, model)
     room = _room(hf_config, ids.shape[1])
@@ -383,4 +274,14 @@ def _print(console: Console, result: TimedText, as_json: bool, streamed: bool) -
     parts.append(f"backend {result.stats['backend']}")
     if "peak_bytes" in result.stats:
         parts.append(f"cache {result.stats['peak_bytes'] / 1e6:.1f} MB")
+    if "tiers" in result.stats:
+        parts.append(_moved(result.stats["tiers"]))
     console.print(", ".join(parts), style="dim", highlight=False, soft_wrap=True)
+
+
+def _moved(tiers: dict[str, Any]) -> str:
+    """Returns how much came to fast memory, and how long layers waited for it."""
+    moved = sum(tiers[f"bytes_{how}"] for how in ("prefetched", "demanded", "loaded"))
+    size = f"{moved / 1e9:.1f} GB" if moved >= 1e9 else f"{moved / 1e6:.1f} MB"
+    link = " (modelled link)" if tiers["link"] == "modelled" else ""
+    return f"moved {size}, waited {tiers['stall_s']:.2f} s{link}"

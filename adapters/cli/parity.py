@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oval_adapters.cli.tier_options import TierOptions, check_for_model
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -35,6 +37,7 @@ def parity_command(
     cases: Cases = None,
     backend: Backend = "auto",
     as_json: AsJson = False,
+    tiers: TierOptions = TierOptions(),
 ) -> None:
     """Generate with and without OVAL and compare: chat, code, a long document, batches, beams, sampling."""
     from rich.console import Console
@@ -42,7 +45,8 @@ def parity_command(
 
     from oval_adapters.bench.machine import machine, versions
     from oval_adapters.bench.parity import compare
-    from oval_adapters.load_model import load_model, load_tokenizer
+    from oval_adapters.bench.tier_facts import tier_facts
+    from oval_adapters.load_model import load_config_of, load_model, load_tokenizer
     from oval_core.config import OvalConfig
     from oval_core.errors import ConfigError
 
@@ -50,16 +54,18 @@ def parity_command(
         raise ConfigError(
             f"max-new-tokens: got {max_new_tokens}. Allowed: 1 or more. Choose such a value."
         )
+    config = tiers.apply(OvalConfig(backend=backend))
+    facts = tier_facts(config.tiers)
     errors = Console(stderr=True)
     with errors.status(f"loading {model}"):
+        check_for_model(config, load_config_of(model))
         loaded, tokenizer = load_model(model, dtype, "auto"), load_tokenizer(model)
     chosen = _choose(tokenizer, document, cases)
-    config = OvalConfig(backend=backend)
     rows = [
         compare(loaded, tokenizer, case, max_new_tokens, config)
         for case in track(chosen, "comparing", console=errors, transient=True)
     ]
-    _show(Console(stderr=as_json), rows)
+    _show(Console(stderr=as_json), rows, facts)
     if as_json:
         report = {
             "rows": [row.to_dict() for row in rows],
@@ -67,6 +73,7 @@ def parity_command(
             "model": model,
             "dtype": str(loaded.dtype).removeprefix("torch."),
             "max_new_tokens": max_new_tokens,
+            "tiers": facts,
             "versions": versions(),
             "machine": machine(loaded.device),
         }
@@ -94,8 +101,10 @@ def _choose(tokenizer: Any, document: Path | None, cases: str | None) -> list[An
     return chosen
 
 
-def _show(console: Console, rows: list[ParityRow]) -> None:
+def _show(console: Console, rows: list[ParityRow], tiers: dict[str, Any] | None) -> None:
     from rich.table import Table
+
+    from oval_adapters.bench.tier_facts import tier_line
 
     table = Table(
         "case", "prompt", "new", "tokens", "largest logit difference", "first at", "margin"
@@ -110,7 +119,9 @@ def _show(console: Console, rows: list[ParityRow]) -> None:
         )
     console.print(table)
     same = sum(row.identical for row in rows)
-    console.print(f"{same} of {len(rows)} cases token-identical to Hugging Face", highlight=False)
+    tiered = "" if tiers is None else f", OVAL tiered: {tier_line(tiers)}"
+    verdict = f"{same} of {len(rows)} cases token-identical to Hugging Face{tiered}"
+    console.print(verdict, highlight=False, soft_wrap=True)
     if same < len(rows):
         console.print(
             "first at: step where a text parts; margin: Hugging Face's gap there between its two best logits (a "

@@ -57,7 +57,10 @@ class SdpaBackend(RowBackend):
     ) -> list[Part]:
         """Attends over some keys; see `AttentionBackend.attend_parts`. SDPA keeps its log-sum-exp to itself."""
         keys, values = read(store.keys, row.segments), read(store.values, row.segments)
-        seen = allowed(row, spec.window, query.device) if bias is None else None
+        seen = None
+        sees_all = row.is_plain and spec.window is None and (row.is_past or row.num_new == 1)
+        if bias is None and not sees_all:
+            seen = allowed(row, spec.window, query.device)
         return [dense_part(query, keys, values, spec, seen, bias)]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xxhash
@@ -48,29 +48,68 @@ class ReadFault:
     bytes_got: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Bytes that hold K [heads][total tokens], then V, and the place at which the next token goes.
+
+    Attributes:
+        out: uint8, contiguous.
+        total: tokens that `out` is divided for.
+        first: place of the next token, 0 at the start.
+    """
+
+    out: np.ndarray
+    total: int
+    first: int = 0
+
+    def after(self, num_tokens: int) -> Target:
+        """Returns the same bytes with the place behind `num_tokens` more."""
+        return replace(self, first=self.first + num_tokens)
+
+    def put(self, chunk: np.ndarray, shape: ChunkShape, tokens: int) -> None:
+        """Puts a chunk, [heads][tokens] keys, then values, at the place."""
+        start = done = 0
+        for width in (shape.key_bytes, shape.value_bytes):
+            size = shape.heads * tokens * width
+            wide = self.out[start : start + shape.heads * self.total * width]
+            part = chunk[done : done + size].reshape(shape.heads, -1)
+            at = slice(self.first * width, (self.first + tokens) * width)
+            wide.reshape(shape.heads, -1)[:, at] = part
+            start += wide.nbytes
+            done += size
+
+    def check(self, tokens: np.ndarray, shape: ChunkShape) -> None:
+        """Raises AssertionError unless chunks of so many tokens fit."""
+        plain = self.out.dtype == np.uint8 and self.out.flags.c_contiguous
+        assert plain, "not plain bytes"
+        assert self.first + int(tokens.sum()) <= self.total, "more tokens than there are places"
+        assert self.total * shape.token_bytes <= self.out.nbytes, "the buffer is too small"
+
+
 def copy_chunks(
-    addresses: np.ndarray, tokens: np.ndarray, shape: ChunkShape, out: np.ndarray
+    addresses: np.ndarray, tokens: np.ndarray, shape: ChunkShape, target: Target
 ) -> None:
-    """Copies chunks of pages to K and V of all their tokens.
+    """Copies chunks of pages into K and V of many tokens.
 
     Args:
         addresses: int64, where each chunk lies: [heads][tokens] keys, then values.
         tokens: int64, tokens of each.
         shape: of a token.
-        out: uint8, K [heads][all tokens], then V.
+        target: where they go, one behind the other.
     """
-    total = _check_room(tokens, shape, out)
+    target.check(tokens, shape)
     library = load_library()
     if library is not None:
-        facts = (shape.heads, shape.key_bytes, shape.value_bytes)
-        library.oval_copy_chunks(len(tokens), _at(addresses), _at(tokens), *facts, _at(out))
+        library.oval_copy_chunks(
+            len(tokens), _at(addresses), _at(tokens), shape.heads, shape.key_bytes, shape.value_bytes,
+            target.first, target.total, _at(target.out),
+        )  # fmt: skip
         return
-    first = 0
     for address, count in zip(addresses.tolist(), tokens.tolist(), strict=True):
         size = count * shape.token_bytes
         chunk = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
-        scatter(chunk, shape, count, first, total, out)
-        first += count
+        target.put(chunk, shape, count)
+        target = target.after(count)
 
 
 def read_chunks(
@@ -79,7 +118,7 @@ def read_chunks(
     tokens: np.ndarray,
     checksums: np.ndarray,
     shape: ChunkShape,
-    out: np.ndarray,
+    target: Target,
 ) -> ReadFault | None:
     """Reads chunks of a file likewise, and checks them.
 
@@ -89,39 +128,26 @@ def read_chunks(
         tokens: int64, tokens of each.
         checksums: uint64, XXH64 of each.
         shape: of a token.
-        out: as in `copy_chunks`.
+        target: as in `copy_chunks`.
     Returns:
         The first chunk that is wrong, or None.
     """
-    total = _check_room(tokens, shape, out)
+    target.check(tokens, shape)
     library = load_library()
     scratch = np.empty(int(tokens.max(initial=0)) * shape.token_bytes, np.uint8)
     if library is None:
-        return _read_by_piece(fd, offsets, tokens, checksums, shape, scratch, total, out)
+        return _read_by_piece(fd, offsets, tokens, checksums, shape, scratch, target)
     why = ctypes.c_int64(0)
     done = library.oval_read_chunks(
         fd, len(tokens), _at(offsets), _at(tokens), _at(checksums),
-        shape.heads, shape.key_bytes, shape.value_bytes, _at(scratch), _at(out), ctypes.byref(why),
+        shape.heads, shape.key_bytes, shape.value_bytes, target.first, target.total,
+        _at(scratch), _at(target.out), ctypes.byref(why),
     )  # fmt: skip
     if done == len(tokens):
         return None
     if why.value > 0:
         return ReadFault(done, error=OSError(why.value, os.strerror(why.value)))
     return ReadFault(done, bytes_got=-1 - why.value if why.value < 0 else None)
-
-
-def scatter(
-    chunk: np.ndarray, shape: ChunkShape, tokens: int, first: int, total: int, out: np.ndarray
-) -> None:
-    """Puts a chunk of `tokens` tokens into K and V of `total` tokens, the first of them at place `first`."""
-    start = done = 0
-    for width in (shape.key_bytes, shape.value_bytes):
-        size = shape.heads * tokens * width
-        wide = out[start : start + shape.heads * total * width].reshape(shape.heads, -1)
-        part = chunk[done : done + size].reshape(shape.heads, -1)
-        wide[:, first * width : (first + tokens) * width] = part
-        start += shape.heads * total * width
-        done += size
 
 
 @functools.cache
@@ -135,10 +161,10 @@ def load_library() -> ctypes.CDLL | None:
         [_POINTER, _COUNT],
         ctypes.c_uint64,
     )
-    library.oval_copy_chunks.argtypes = [_COUNT, _POINTER, _POINTER, *[_COUNT] * 3, _POINTER]
+    library.oval_copy_chunks.argtypes = [_COUNT, _POINTER, _POINTER, *[_COUNT] * 5, _POINTER]
     library.oval_copy_chunks.restype = None
     library.oval_read_chunks.argtypes = [
-        ctypes.c_int, _COUNT, *[_POINTER] * 3, *[_COUNT] * 3, *[_POINTER] * 3
+        ctypes.c_int, _COUNT, *[_POINTER] * 3, *[_COUNT] * 5, *[_POINTER] * 3
     ]  # fmt: skip
     library.oval_read_chunks.restype = _COUNT
     data = np.arange(1, 200, dtype=np.uint8)
@@ -154,10 +180,8 @@ def _read_by_piece(
     checksums: np.ndarray,
     shape: ChunkShape,
     scratch: np.ndarray,
-    total: int,
-    out: np.ndarray,
+    target: Target,
 ) -> ReadFault | None:
-    first = 0
     facts = zip(offsets.tolist(), tokens.tolist(), checksums.tolist(), strict=True)
     for index, (offset, count, want) in enumerate(facts):
         piece = scratch[: count * shape.token_bytes]
@@ -169,8 +193,8 @@ def _read_by_piece(
             return ReadFault(index, bytes_got=got)
         if checksum(piece) != want:
             return ReadFault(index)
-        scatter(piece, shape, count, first, total, out)
-        first += count
+        target.put(piece, shape, count)
+        target = target.after(count)
     return None
 
 
@@ -178,10 +202,3 @@ def _at(array: np.ndarray) -> int:
     """Returns an array's address; faster than `array.ctypes`."""
     address: int = array.__array_interface__["data"][0]
     return address
-
-
-def _check_room(tokens: np.ndarray, shape: ChunkShape, out: np.ndarray) -> int:
-    total = int(tokens.sum())
-    assert out.dtype == np.uint8 and out.flags.c_contiguous, "not plain bytes"  # noqa: PT018
-    assert total * shape.token_bytes <= out.nbytes, "the buffer is too small"
-    return total

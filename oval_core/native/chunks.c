@@ -72,17 +72,10 @@ static void scatter(const uint8_t *chunk, chunk_shape shape, int64_t tokens, int
     }
 }
 
-static int64_t sum(int64_t count, const int64_t *numbers) {
-    int64_t total = 0;
-    for (int64_t i = 0; i < count; i++) total += numbers[i];
-    return total;
-}
-
-/* Copies `count` chunks of tokens[i] tokens from main memory to K and V of all their tokens in `out`. */
+/* Copies `count` chunks of tokens[i] tokens from main memory to K and V of `total` tokens in `out`, from place `first`. */
 void oval_copy_chunks(int64_t count, const int64_t *from, const int64_t *tokens, int64_t heads, int64_t key_bytes,
-                      int64_t value_bytes, uint8_t *out) {
+                      int64_t value_bytes, int64_t first, int64_t total, uint8_t *out) {
     chunk_shape shape = {heads, key_bytes, value_bytes};
-    int64_t total = sum(count, tokens), first = 0;
     for (int64_t i = 0; i < count; i++) {
         scatter((const uint8_t *)(intptr_t)from[i], shape, tokens[i], first, total, out);
         first += tokens[i];
@@ -95,9 +88,8 @@ void oval_copy_chunks(int64_t count, const int64_t *from, const int64_t *tokens,
  * next one: an errno, 0 for a wrong checksum, or -1 - (bytes got) for a file that ends too early. */
 int64_t oval_read_chunks(int fd, int64_t count, const int64_t *offsets, const int64_t *tokens,
                          const uint64_t *checksums, int64_t heads, int64_t key_bytes, int64_t value_bytes,
-                         uint8_t *scratch, uint8_t *out, int64_t *why) {
+                         int64_t first, int64_t total, uint8_t *scratch, uint8_t *out, int64_t *why) {
     chunk_shape shape = {heads, key_bytes, value_bytes};
-    int64_t total = sum(count, tokens), first = 0;
     for (int64_t i = 0; i < count; i++) {
         int64_t got = 0, size = tokens[i] * heads * (key_bytes + value_bytes);
         while (got < size) {

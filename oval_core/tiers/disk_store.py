@@ -16,7 +16,7 @@ from typing import NoReturn
 import numpy as np
 
 from oval_core.errors import TierError
-from oval_core.native.chunk_io import ReadFault, checksum, read_chunks, scatter
+from oval_core.native.chunk_io import ReadFault, Target, checksum, read_chunks
 from oval_core.slot_allocator import SlotAllocator
 from oval_core.tiers import page_files
 from oval_core.tiers.record import RecordLayout
@@ -90,15 +90,15 @@ class DiskStore:
         self._index.add(page_id, block * _BLOCK, num_tokens, checksums)
         self._bytes += num_blocks * _BLOCK
 
-    def read(self, layer: int, page_ids: Sequence[int], out: np.ndarray) -> None:
+    def read(self, layer: int, page_ids: Sequence[int], target: Target) -> None:
         """Reads and checks chunks; see `PageStore.read`."""
         chunks = self._index.chunks(layer, page_ids)
         if self._bounce is None:
             fault = read_chunks(
-                self._fd, chunks.starts, chunks.tokens, chunks.checksums, chunks.shape, out
+                self._fd, chunks.starts, chunks.tokens, chunks.checksums, chunks.shape, target
             )
         else:
-            fault = self._read_direct(chunks, out)
+            fault = self._read_direct(chunks, target)
         if fault is not None:
             size = int(chunks.tokens[fault.index]) * chunks.shape.token_bytes
             self._refuse(page_ids[fault.index], size, layer, fault)
@@ -108,7 +108,8 @@ class DiskStore:
         count = self._index.num_tokens(page_id)
         record = np.empty(self._layout.token_bytes * count, np.uint8)
         for layer in range(self._layout.num_layers):
-            self.read(layer, [page_id], record[self._layout.chunk(layer, count)])
+            chunk = record[self._layout.chunk(layer, count)]
+            self.read(layer, [page_id], Target(chunk, count))
         return record
 
     def num_tokens(self, page_id: int) -> int:
@@ -151,9 +152,9 @@ class DiskStore:
         assert block is not None
         return block
 
-    def _read_direct(self, chunks: Chunks, out: np.ndarray) -> ReadFault | None:
+    def _read_direct(self, chunks: Chunks, target: Target) -> ReadFault | None:
         # [ first block .. start .. end .. last block ]: only whole blocks can be read, to an aligned place
-        first, total = 0, int(chunks.tokens.sum())
+        target.check(chunks.tokens, chunks.shape)
         facts = zip(
             chunks.starts.tolist(), chunks.tokens.tolist(), chunks.checksums.tolist(), strict=True
         )
@@ -174,8 +175,8 @@ class DiskStore:
             chunk = view[start - block :][:size]
             if checksum(chunk) != want:
                 return ReadFault(index)
-            scatter(chunk, chunks.shape, count, first, total, out)
-            first += count
+            target.put(chunk, chunks.shape, count)
+            target = target.after(count)
         return None
 
     def _refuse(self, page_id: int, size: int, layer: int, fault: ReadFault) -> NoReturn:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from oval_core.errors import TierError
-from oval_core.native.chunk_io import copy_chunks
+from oval_core.native.chunk_io import Target, copy_chunks
 from oval_core.tiers.record import RecordLayout
 from oval_core.tiers.record_index import RecordIndex
 
@@ -31,8 +31,8 @@ class PageStore(Protocol):
         """Takes over a record, uint8 [bytes]; raises `TierError` and holds nothing of it if that fails."""
         ...
 
-    def read(self, layer: int, page_ids: Sequence[int], out: np.ndarray) -> None:
-        """Reads chunks of one layer (a place in the layout) to `out`, uint8: K [K, S, D], then V, of all their tokens.
+    def read(self, layer: int, page_ids: Sequence[int], target: Target) -> None:
+        """Reads chunks of one layer (a place in the layout), one behind the other, to `target`.
 
         Raises:
             TierError: rather than give a wrong byte.
@@ -93,10 +93,10 @@ class HostStore:
         self._index.add(page_id, own.ctypes.data, num_tokens)
         self._bytes += own.nbytes
 
-    def read(self, layer: int, page_ids: Sequence[int], out: np.ndarray) -> None:
+    def read(self, layer: int, page_ids: Sequence[int], target: Target) -> None:
         """Copies chunks; see `PageStore.read`."""
         chunks = self._index.chunks(layer, page_ids)
-        copy_chunks(chunks.starts, chunks.tokens, chunks.shape, out)
+        copy_chunks(chunks.starts, chunks.tokens, chunks.shape, target)
 
     def read_record(self, page_id: int) -> np.ndarray:
         """Returns a copy of a whole record."""

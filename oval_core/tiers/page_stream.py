@@ -7,6 +7,7 @@ ones, so after the last batch of a script its first ones are fetched again.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
 
 from oval_core.metrics import TierCounters
@@ -69,7 +70,8 @@ class PageStream:
         self._counters = counters
         self._ahead: dict[tuple[int, tuple[int, ...]], Transfer] = {}
         self._script: Sequence[Batch] = ()
-        self._todo: list[Batch] = []
+        self._todo: deque[Batch] = deque()
+        self._asked: set[tuple[int, tuple[int, ...]]] = set()  # by the layer that is reading
         self._clock = 0
         self._seen = (0, 0, 0.0)
 
@@ -90,7 +92,8 @@ class PageStream:
 
     def approach(self, layer: int) -> None:
         """Starts to fetch what should be fetched when this layer is next, -1 before the first."""
-        self._todo = list(self._order(self._script, layer))
+        self._todo = deque(self._order(self._script, layer))
+        self._asked.clear()
         self._pump()
 
     def read(self, batches: Sequence[Batch], asked: Asked) -> Iterator[tuple[Batch, Buffer]]:
@@ -114,13 +117,13 @@ class PageStream:
         if not page_ids:
             return
         self._script = [b for b in self._script if page_ids.isdisjoint(b.page_ids)]
-        self._todo = [b for b in self._todo if page_ids.isdisjoint(b.page_ids)]
+        self._todo = deque(b for b in self._todo if page_ids.isdisjoint(b.page_ids))
         for key in [key for key in self._ahead if not page_ids.isdisjoint(key[1])]:
             self._discard(key)
 
     def drain(self) -> None:
         """Throws away everything that was fetched ahead."""
-        self._script, self._todo = (), []
+        self._script, self._todo = (), deque()
         for key in list(self._ahead):
             self._discard(key)
         self.count()
@@ -139,11 +142,10 @@ class PageStream:
 
     def _pump(self) -> None:
         while self._todo and self._free:
-            batch = self._todo[0]
-            if batch.key not in self._ahead:
+            batch = self._todo.popleft()
+            if batch.key not in self._ahead and batch.key not in self._asked:
                 self._clock += 1
                 self._submit(batch, self._free.pop(), float(self._clock), ahead=True)
-            del self._todo[0]
 
     def _submit(self, batch: Batch, buffer: Buffer, priority: float, ahead: bool) -> Transfer:
         num_bytes = batch.num_tokens * self._token_bytes[batch.layer]
@@ -154,7 +156,7 @@ class PageStream:
         return transfer
 
     def _take(self, batch: Batch) -> Transfer:
-        self._todo = [b for b in self._todo if b.key != batch.key]
+        self._asked.add(batch.key)
         transfer = self._ahead.pop(batch.key, None)
         if transfer is not None:
             return transfer
@@ -162,7 +164,7 @@ class PageStream:
             last = max(
                 self._ahead.values(), key=lambda t: (t.state is not State.RUNNING, t.priority)
             )
-            self._todo.insert(0, last.batch)
+            self._todo.appendleft(last.batch)
             self._discard(last.batch.key)
         return self._submit(batch, self._free.pop(), -1.0, ahead=False)
 

@@ -11,6 +11,7 @@ from oval_core.config import TierConfig
 from oval_core.errors import CacheMismatchError
 from oval_core.kv_pool import KVPool, LayerStore
 from oval_core.metrics import TierCounters
+from oval_core.native.chunk_io import Target
 from oval_core.pages import Page
 from oval_core.tiers.disk_store import DiskStore
 from oval_core.tiers.fast_memory import FastMemory
@@ -140,7 +141,7 @@ class SlowTier:
         place = self._layers.index(layer_idx)
         shape = layout.shapes[place]
         out = np.empty(len(page) * shape.token_bytes, np.uint8)
-        store.read(place, [page.page_id], out)
+        store.read(place, [page.page_id], Target(out, len(page)))
         found = unpack(shape, torch.from_numpy(out))
         index = torch.tensor(places, dtype=torch.long)
         device = self._device(place)
@@ -181,6 +182,9 @@ class SlowTier:
         if self._store is not None:
             self._store.close()
         self._is_closed = True
+
+    def __del__(self) -> None:
+        self.close()  # what waits unread counts as wasted
 
     def _write(self, pages: Sequence[Page], residency: Residency) -> None:
         layout, store = self._opened()
@@ -246,4 +250,4 @@ def _create_store(config: TierConfig, layout: RecordLayout, device: torch.device
     disk = DiskStore(layout, check_folder(config.disk), config.direct_io)
     if not config.host_tokens:
         return disk
-    return SpillStore(layout, HostStore(layout, pinned), disk, config.host_tokens)
+    return SpillStore(HostStore(layout, pinned), disk, config.host_tokens)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from oval_core.native.chunk_io import Target
 from oval_core.tiers.disk_store import DiskStore
 from oval_core.tiers.page_store import HostStore
-from oval_core.tiers.record import RecordLayout
 
 
 class SpillStore:
@@ -21,10 +21,7 @@ class SpillStore:
 
     name = "host and disk"
 
-    def __init__(
-        self, layout: RecordLayout, host: HostStore, disk: DiskStore, host_tokens: int
-    ) -> None:
-        self._layout = layout
+    def __init__(self, host: HostStore, disk: DiskStore, host_tokens: int) -> None:
         self._host = host
         self._disk = disk
         self._limit = host_tokens
@@ -47,17 +44,14 @@ class SpillStore:
             self._host.put(page_id, num_tokens, record)
             self._tokens += num_tokens
 
-    def read(self, layer: int, page_ids: Sequence[int], out: np.ndarray) -> None:
+    def read(self, layer: int, page_ids: Sequence[int], target: Target) -> None:
         """Reads runs of pages from where they are; see `PageStore.read`."""
-        start = 0
         with self._still:
             for in_host, run in itertools.groupby(page_ids, self._host.__contains__):
                 store = self._host if in_host else self._disk
                 ids = list(run)
-                chunks = [self._layout.chunk(layer, store.num_tokens(page_id)) for page_id in ids]
-                end = start + sum(chunk.stop - chunk.start for chunk in chunks)
-                store.read(layer, ids, out[start:end])
-                start = end
+                store.read(layer, ids, target)
+                target = target.after(sum(map(store.num_tokens, ids)))
 
     def read_record(self, page_id: int) -> np.ndarray:
         """Returns a copy of a whole record."""

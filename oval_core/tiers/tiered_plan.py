@@ -62,13 +62,20 @@ class _Split:
     is_ordered: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    seq: SequencePages
+    stamp: tuple[int, int, int]
+    split: _Split
+
+
 class TieredPlanner:
     """Splits rows into what is in the pool and what is not; remembers the split while nothing moves."""
 
     def __init__(self, residency: Residency, batch_tokens: int) -> None:
         self._residency = residency
         self._batch_tokens = batch_tokens
-        self._kept: dict[int, tuple[tuple[int, int, int], _Split]] = {}
+        self._kept: dict[int, _Kept] = {}
 
     def plan(self, sequences: Sequence[SequencePages], forward: ForwardRequest) -> TieredPlan:
         """Plans a forward whose tokens have just been appended."""
@@ -87,9 +94,9 @@ class TieredPlanner:
         # Only the last page grows without an edit, so the pages before it are walked once.
         stamp = (self._residency.version, len(seq.pages), seq.num_edits)
         kept = self._kept.get(row)
-        if kept is None or kept[0] != stamp:
-            self._kept[row] = kept = (stamp, self._walk(seq.pages[:-1]))
-        before = kept[1]
+        if kept is None or kept.seq is not seq or kept.stamp != stamp:
+            self._kept[row] = kept = _Kept(seq, stamp, self._walk(seq.pages[:-1]))
+        before = kept.split
         split = _Split(list(before.runs), list(before.here), before.away, before.is_ordered)
         self._add(split, seq.pages[-1:])
         return split

@@ -248,11 +248,15 @@ class TieredStorage:
 
     def _bring_back(self, page: Page) -> None:
         chunks = self.slow.read_page(page)
-        self.residency.place(page, None)
-        shift = self.residency.shift(page)
-        slots = [slot + shift for slot in sorted(page.slots)]
-        for layer, store in zip(self.layers, chunks, strict=True):
-            self.pool.put(layer, slots, store)
+        try:
+            self.residency.place(page, None)
+            shift = self.residency.shift(page)
+            slots = [slot + shift for slot in sorted(page.slots)]
+            for layer, store in zip(self.layers, chunks, strict=True):
+                self.pool.put(layer, slots, store)
+        except BaseException:  # an interrupt: half a page must not pass for a whole one
+            self.residency.remove(page.page_id)
+            raise
         self.residency.version += 1
 
     def _pool_slots(self, slots: Sequence[int]) -> list[int]:

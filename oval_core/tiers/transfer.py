@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from oval_core.native.chunk_io import Target
 from oval_core.tiers.link import LinkModel
 from oval_core.tiers.page_store import PageStore
 
@@ -97,7 +98,7 @@ class Mover:
         self._read(transfer.batch, transfer.buffer.data.numpy())
 
     def _read(self, batch: Batch, out: np.ndarray) -> None:
-        self._store.read(batch.layer, batch.page_ids, out)
+        self._store.read(batch.layer, batch.page_ids, Target(out, batch.num_tokens))
 
 
 class CudaMover(Mover):
