@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,7 @@ class Attachment:
         self._switch = AttentionSwitch(self._text_config, self._name)
         self._thread = _ThreadState()
         self._patches: list[Patch] = []
+        self._caches: weakref.WeakSet[PagedCache] = weakref.WeakSet()
         self._install()
 
     @property
@@ -109,6 +111,7 @@ class Attachment:
             self._backend,
             counters=self.counters,
         )
+        self._caches.add(paged)
         return OvalCache(paged, self._text_config, self._windows, owner=self, reserve=reserve)
 
     def check_prompt(self, prompt: torch.Tensor | None, mask: torch.Tensor | None) -> None:
@@ -156,6 +159,8 @@ class Attachment:
         if self._patches:
             unregister(self._name)
         self._patches = []
+        for paged in self._caches:
+            paged.rest()  # a cache that is still held can be read, and no thread waits for more
 
     def __enter__(self) -> Attachment:
         return self

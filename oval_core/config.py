@@ -160,9 +160,8 @@ def _check_keys(values: Mapping[str, Any], cls: type, path: str) -> None:
     allowed = {field.name for field in fields(cls)}
     for key in values:
         if key not in allowed:
-            raise ConfigError(
-                f"unknown config key {f'{path}{key}'!r}: {did_you_mean(str(key), allowed)}"
-            )
+            shown = f"{path}{key}" if isinstance(key, str) else key
+            raise ConfigError(f"unknown config key {shown!r}: {did_you_mean(str(key), allowed)}")
 
 
 def _check_bool(name: str, value: object) -> None:

@@ -231,6 +231,11 @@ class PagedCache:
         self.table.reset()
         self._settle_pages()
 
+    def rest(self) -> None:
+        """Ends the worker of the slow tiers until the next forward; nothing is lost."""
+        if self.tiers is not None:
+            self.tiers.rest()
+
     def close(self) -> None:
         """Ends threads and files of the slow tiers; what they hold is lost. Twice is harmless."""
         for storage in self._storages:

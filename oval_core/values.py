@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -121,6 +121,12 @@ class RowPages:
 
 @dataclass(frozen=True, slots=True)
 class PageSelection:
-    """What a policy chose: the pages that each row reads; None for all of them."""
+    """What a policy chose.
+
+    Attributes:
+        pages: the pages that each row reads; None for all of them.
+        scores: by page id, how much a page is wanted later: where memory is short, low ones leave it first.
+    """
 
     pages: tuple[tuple[Page, ...] | None, ...]
+    scores: Mapping[int, float] = field(default_factory=dict)

@@ -1,11 +1,11 @@
-"""`oval doctor`: what this machine can run, and why not. Looks only, changes nothing."""
+"""`oval doctor`: what this machine can run, and why not. Changes nothing, unless told to clean."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -22,31 +22,45 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor_command(
+    disk: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FOLDER", help="Look for page files there too; may be repeated."),
+    ] = None,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove page files that no process uses any more.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON, last on stdout.")
     ] = False,
 ) -> None:
-    """Show versions, attention backends, processors, memory, and the embedded models."""
+    """Show versions, attention backends, processors, memory, the embedded models, and page files left behind."""
     from rich.console import Console
 
     console = Console(stderr=as_json)
     with Console(stderr=True).status("looking at torch and the backends"):
-        report = create_report()
+        report = create_report(disk or (), clean)
     _show(console, report)
     if as_json:
         typer.echo(json.dumps(report))
 
 
-def create_report() -> dict[str, Any]:
-    """Returns everything that the command shows, as JSON values."""
+def create_report(disks: Sequence[str] = (), clean: bool = False) -> dict[str, Any]:
+    """Returns everything that the command shows, as JSON values.
+
+    Args:
+        disks: folders to look for page files in, beside those that are known.
+        clean: remove the page files that no process uses.
+    """
     import psutil
     import torch
 
     from oval_adapters.cli.models import status_row
+    from oval_adapters.cli.page_folders import leftover_warnings, look
     from oval_adapters.models import list_models
     from oval_core.attention import backend_report
     from oval_core.cache_folder import cache_dir
 
+    folders, problems = look(disks, clean)
     memory = psutil.virtual_memory()
     report: dict[str, Any] = {
         "versions": {"python": platform.python_version()} | _versions(),
@@ -65,8 +79,9 @@ def create_report() -> dict[str, Any]:
         "cuda": [_cuda_device(index) for index in range(torch.cuda.device_count())],
         "cache_dir": str(cache_dir()),
         "models": [status_row(status) for status in list_models()],
+        "page_files": folders,
     }
-    return report | {"warnings": list(_warnings(report))}
+    return report | {"warnings": [*_warnings(report), *leftover_warnings(folders), *problems]}
 
 
 def _versions() -> dict[str, str]:
@@ -142,6 +157,8 @@ def requirement_warnings() -> Iterator[str]:
 def _show(console: Any, report: dict[str, Any]) -> None:
     from rich.table import Table
 
+    from oval_adapters.cli.page_folders import state_line
+
     table = Table(show_header=False, title="oval doctor", title_justify="left")
     for name, version in report["versions"].items():
         table.add_row(name, version)
@@ -156,7 +173,12 @@ def _show(console: Any, report: dict[str, Any]) -> None:
     table.add_row("cache folder", report["cache_dir"])
     for model in report["models"]:
         table.add_row(f"model {model['name']}", model["state"])
+    for row in report["page_files"]:
+        table.add_row("page files", f"{row['folder']}: {state_line(row)}")
     console.print(table, markup=False)
+    for row in report["page_files"]:
+        for file in row["leftovers"] if row["removed"] else ():
+            console.print(f"removed {file['path']}", markup=False, highlight=False, soft_wrap=True)
     for warning in report["warnings"]:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     if not report["warnings"]:

@@ -176,9 +176,13 @@ class SlowTier:
         self._store, self._layout = None, None
         self._versions = {}
 
+    def rest(self) -> None:
+        """Ends the worker and gives the buffers back until the next forward."""
+        self._end_stream()
+
     def close(self) -> None:
         """Ends the worker and gives files and memory back. Twice is harmless."""
-        self._end_stream()
+        self.rest()
         if self._store is not None:
             self._store.close()
         self._is_closed = True

@@ -99,6 +99,7 @@ class TieredStorage:
             FastMemoryError: they do not fit beside the open pages.
             TierError: a page could not be written or read; it is where it was.
         """
+        assert self._plan is None, "pages move between forwards only: one that is read stays"
         self.slow.check_open()
         tails = [seq.tail for seq in self._table.sequences if seq.tail is not None]
         changing = {page.page_id: page for page in (*hold, *tails)}
@@ -129,6 +130,7 @@ class TieredStorage:
         plan = self._planner.plan(self._table.sequences, forward)
         self._plan = plan
         self._forward += 1
+        self.residency.scores = forward.selection.scores
         pages = [page.page_id for page in self._table.pages()]
         self.residency.read(pages, self._forward)
         self._num_here = len(self.residency.page_ids & set(pages))
@@ -196,6 +198,10 @@ class TieredStorage:
         self.slow.clear()
         self.pool.clear()
         self.residency.clear()
+
+    def rest(self) -> None:
+        """Ends the worker until the next forward; nothing is lost."""
+        self.slow.rest()
 
     def close(self) -> None:
         """Ends the worker and removes the file."""

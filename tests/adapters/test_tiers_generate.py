@@ -177,8 +177,13 @@ def test_caches_end_with_generate_or_with_their_last_holder(tmp_path: Path) -> N
             assert worker_names() == [] == list(tmp_path.iterdir())
             result = run(model, prompt(90))
             assert len(worker_names()) == len(list(tmp_path.iterdir())) == 1
+            kept = run(model, prompt(90))
             del result
-            assert worker_names() == [] == list(tmp_path.iterdir())
+            assert len(worker_names()) == len(list(tmp_path.iterdir())) == 1
+        assert worker_names() == [], "detach ends the worker of a cache that is still held"
+        assert kept.cache.layers[0].keys.shape[2] == 101
+        del kept
+        assert list(tmp_path.iterdir()) == []
     finally:
         gc.enable()
 
