@@ -104,10 +104,48 @@ def render_forms(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def render_prefetch(result: dict[str, Any]) -> str:
+    """Returns the table of a prefetch benchmark."""
+    steps = result["steps"]
+    lines = [
+        "| fast memory | order of prefetch | ms a token | computing | transfer | waiting | MB a token | total / max | tokens |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        ms = [row[name] / steps * 1e3 for name in ("total_s", "compute_s", "transfer_s", "stall_s")]
+        moved = (row["bytes_used"] + row["bytes_demanded"]) / steps / 1e6
+        lines.append(
+            f"| {row['fast_fraction']:.0%} | {row['order']} | **{ms[0]:.0f}** | {ms[1]:.0f} | {ms[2]:.0f} "
+            f"| {ms[3]:.0f} | {moved:.0f} | {row['ratio']:.2f} | {'identical' if row['identical'] else 'differ'} |"
+        )
+    resident = result["rows"][0]["resident_s"] / steps * 1e3
+    lines.append(
+        f"\n  Everything in memory: {resident:.0f} ms a token. Link: {result['rows'][0]['link']}."
+    )
+    return "\n".join(lines)
+
+
+def render_tier_memory(result: dict[str, Any]) -> str:
+    """Returns the table of benchmarks/tier_memory.py."""
+    lines = [
+        "| context | in memory, MB | on tiers, MB | of it pages and buffers, MB |",
+        "|---|---|---|---|",
+    ]
+    by_place = {(row["context"], row["where"]): row for row in result["rows"]}
+    for context in dict.fromkeys(row["context"] for row in result["rows"]):
+        resident, tiers = by_place[context, "resident"], by_place[context, "tiers"]
+        lines.append(
+            f"| {context} | {resident['peak_mb']:.0f} | {tiers['peak_mb']:.0f} | {tiers['fast_mb']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
 RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "decode": render_decode,
     "forms": render_forms,
     "parity": render_parity,
+    "prefetch": render_prefetch,
+    "tier_memory": render_tier_memory,
 }
 
 
