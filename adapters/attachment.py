@@ -147,7 +147,7 @@ class Attachment:
         if tiers is None:
             return {}
         facts = {"fast_tokens": tiers.fast_tokens, "prefetch": tiers.prefetch, "disk": tiers.disk}
-        link = "modelled" if tiers.is_modelled_link else "real"
+        link = "modelled link" if tiers.is_modelled_link else "real"
         return {"tiers": {**facts, "link": link, **self.counters.tiers.to_dict()}}
 
     def detach(self) -> None:

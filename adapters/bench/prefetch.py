@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from oval_adapters.attachment import attach
 from oval_adapters.bench.decode import positions
-from oval_adapters.bench.machine import machine, usable_cores, versions
-from oval_adapters.bench.memory import MemoryMeter
+from oval_adapters.bench.machine import machine, versions
 from oval_adapters.bench.prefetch_values import (
     MATCH,
     PrefetchReport,
@@ -23,34 +20,15 @@ from oval_adapters.bench.prefetch_values import (
 )
 from oval_adapters.bench.prompts import long_text
 from oval_adapters.bench.tier_facts import MODELLED_LINK, REAL_LINK, link_name
+from oval_adapters.bench.tiered_run import Runner, Tick, TieredRun, decode_threads
 from oval_core.config import OvalConfig, TierConfig
 from oval_core.errors import ConfigError, PromptTooLongError
-from oval_core.metrics import TierCounters
 from oval_core.tiers import check_tiers
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from oval_adapters.hf_cache import OvalCache
-
-__all__ = ["check_settings", "decode_threads", "describe", "measure_prefetch", "num_ticks"]
-
-Tick = Callable[[str, int], None]
-"""Told what runs, and how many forwards of it are done."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Run:
-    """One cache's life: its new tokens, and what the timed steps took and moved."""
-
-    tokens: tuple[int, ...]
-    seconds: float
-    moved: TierCounters
-    peak_mb: float
-
-    @property
-    def compute_s(self) -> float:
-        return self.seconds - self.moved.stall_s
+__all__ = ["check_settings", "describe", "measure_prefetch", "num_ticks"]
 
 
 def measure_prefetch(
@@ -75,14 +53,16 @@ def measure_prefetch(
     check_settings(model.config, settings)
     for context in settings.contexts:
         ids = _prompt(tokenizer, settings.prompt_tokens(context)).to(model.device)
-        bench = _Bench(model, settings, ids, tick)
-        resident = [bench.run(f"{context} tokens, resident", None) for _ in range(settings.rounds)]
+        runner = Runner(model, settings, ids, tick)
+        title = f"{context} tokens, resident"
+        resident = [runner.run(title, None) for _ in range(settings.rounds)]
         for fast in settings.fast:
             tiers = settings.tiers(context, fast)
             label = f"{context} tokens, {tiers.fast_tokens} fast"
             if settings.link_gbps == MATCH:
-                tiers = replace(tiers, link_gbps=bench.matching_gbps(f"{label}, match", tiers))
-            for order, none, runs in bench.orders(label, tiers):
+                gbps = _matching_gbps(runner, settings.steps, f"{label}, match", tiers)
+                tiers = replace(tiers, link_gbps=gbps)
+            for order, none, runs in _in_turn(runner, settings, label, tiers):
                 yield _row(context, replace(tiers, prefetch=order), resident, none, runs)
 
 
@@ -103,13 +83,6 @@ def check_settings(config: PretrainedConfig, settings: PrefetchSettings) -> None
     for context in settings.contexts:
         for fast in settings.fast:
             check_tiers(OvalConfig(tiers=settings.tiers(context, fast)), num_layers)
-
-
-def decode_threads(settings: PrefetchSettings, device: torch.device) -> int:
-    """Returns how many threads decode: on a CPU all cores but one, which moves pages, as a copy engine would."""
-    if settings.threads is not None:
-        return settings.threads
-    return max(1, usable_cores() - 1) if device.type == "cpu" else torch.get_num_threads()
 
 
 def num_ticks(settings: PrefetchSettings) -> int:
@@ -151,128 +124,44 @@ def describe(
     )
 
 
-class _Bench:
-    """Runs one prompt again and again, each time on a new cache of an attachment of its own."""
+def _in_turn(
+    runner: Runner, settings: PrefetchSettings, label: str, tiers: TierConfig
+) -> Iterator[tuple[str, Sequence[TieredRun], Sequence[TieredRun]]]:
+    """Yields an order, the runs of order `none`, and its own, once it has run in all rounds."""
+    runs: dict[str, list[TieredRun]] = {"none": []} | {name: [] for name in settings.orders}
+    for number in range(1, settings.rounds + 1):
+        # in turn: the machine's drift meets all of them
+        for order, done in runs.items():
+            title = f"{label}, {order}, round {number}/{settings.rounds}"
+            done.append(runner.run(title, replace(tiers, prefetch=order)))
+            if number == settings.rounds and order in settings.orders:
+                yield order, runs["none"], done
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        settings: PrefetchSettings,
-        ids: torch.Tensor,
-        tick: Tick | None,
-    ) -> None:
-        self._model, self._settings = model, settings
-        self._ids, self._tick = ids, tick
 
-    def orders(
-        self, label: str, tiers: TierConfig
-    ) -> Iterator[tuple[str, Sequence[_Run], Sequence[_Run]]]:
-        """Yields an order, the runs of order `none`, and its own, once it has run in all rounds."""
-        runs: dict[str, list[_Run]] = {"none": []} | {name: [] for name in self._settings.orders}
-        for number in range(1, self._settings.rounds + 1):
-            # in turn: the machine's drift meets all of them
-            for order, done in runs.items():
-                title = f"{label}, {order}, round {number}/{self._settings.rounds}"
-                done.append(self.run(title, replace(tiers, prefetch=order)))
-                is_last = number == self._settings.rounds
-                if is_last and order in self._settings.orders:
-                    yield order, runs["none"], done
-
-    def matching_gbps(self, label: str, tiers: TierConfig) -> float:
-        """Returns the bandwidth at which moving a step's bytes takes as long as computing it."""
-        latency_s = tiers.link_latency_us * 1e-6
-        real = self.run(label, replace(tiers, link_latency_us=0.0))
-        left = real.compute_s - real.moved.transfers * latency_s
-        if not real.moved.bytes_demanded:
-            raise ConfigError(
-                f"link_gbps: got {MATCH}, and with {tiers.fast_tokens} fast tokens nothing has to move. Allowed: {MATCH} "
-                "where something does. Choose a smaller --fast, or a number of GB/s."
-            )
-        if left <= 0:
-            raise ConfigError(
-                f"link_latency_us: got {tiers.link_latency_us:g}, and {real.moved.transfers} transfers of "
-                f"{self._settings.steps} steps take longer by it alone than these compute ({real.compute_s:.3f} s). "
-                f"Allowed with link_gbps {MATCH}: less. Choose a smaller latency."
-            )
-        return float(f"{real.moved.bytes_demanded / left / 1e9:.4g}")
-
-    def run(self, label: str, tiers: TierConfig | None) -> _Run:
-        """Prefills and decodes; all that was opened is closed again."""
-        settings, meter = self._settings, MemoryMeter(self._model.device)
-        with torch.no_grad(), attach(self._model, OvalConfig(tiers=tiers)) as oval:
-            counters = oval.counters.tiers
-            meter.start()
-            cache = oval.new_cache(self._ids.shape[1] + settings.warmup + settings.steps)
-            with contextlib.closing(cache):
-                token = self._prefill(label, cache)
-                with _threads(decode_threads(settings, self._model.device)):
-                    early = self._decode(cache, token, settings.warmup)
-                    before, begin = replace(counters), self._now()
-                    late = self._decode(cache, early[-1], settings.steps)
-                    seconds = self._now() - begin
-                moved = _difference(counters, before)
-                meter.sample()
-                peak_mb = meter.peak_mb()
-            fetched = counters.bytes_used + counters.bytes_wasted
-            assert counters.bytes_prefetched == fetched, "bytes were fetched and lost"
-        self._tell(label, settings.warmup + settings.steps)
-        return _Run(
-            tokens=tuple(torch.cat(early + late[1:], 1)[0].tolist()),
-            seconds=seconds,
-            moved=moved,
-            peak_mb=peak_mb,
+def _matching_gbps(runner: Runner, steps: int, label: str, tiers: TierConfig) -> float:
+    """Returns the bandwidth at which moving the bytes of the steps takes as long as computing them."""
+    real = runner.run(label, replace(tiers, link_latency_us=0.0))
+    left = real.compute_s - real.moved.transfers * tiers.link_latency_us * 1e-6
+    if not real.moved.bytes_demanded:
+        raise ConfigError(
+            f"link_gbps: got {MATCH}, and with {tiers.fast_tokens} fast tokens nothing has to move. Allowed: {MATCH} "
+            "where something does. Choose a smaller --fast, or a number of GB/s."
         )
-
-    def _prefill(self, label: str, cache: OvalCache) -> torch.Tensor:
-        for chunk in self._ids.split(self._settings.chunk, dim=1):
-            token = self._forward(cache, chunk)
-            self._tell(label, 1)
-        return token
-
-    def _decode(self, cache: OvalCache, token: torch.Tensor, steps: int) -> list[torch.Tensor]:
-        """Returns the token and those after it. Nothing else happens between the steps: the worker would run on."""
-        tokens = [token]
-        for _ in range(steps):
-            tokens.append(self._forward(cache, tokens[-1]))
-        return tokens
-
-    def _forward(self, cache: OvalCache, ids: torch.Tensor) -> torch.Tensor:
-        """Returns the greedy token [1, 1] after ids [1, T]."""
-        output = self._model(ids, cache=cache, use_cache=True, logits_to_keep=1)
-        return output.logits[:, -1].argmax(-1, keepdim=True)
-
-    def _tell(self, label: str, forwards: int) -> None:
-        if self._tick is not None:
-            self._tick(label, forwards)
-
-    def _now(self) -> float:
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
-        return time.perf_counter()
-
-
-@contextlib.contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _difference(now: TierCounters, before: TierCounters) -> TierCounters:
-    names = [field.name for field in fields(TierCounters) if field.name != "peak_slow_bytes"]
-    moved = {name: getattr(now, name) - getattr(before, name) for name in names}
-    return TierCounters(**moved, peak_slow_bytes=now.peak_slow_bytes)
+    if left <= 0:
+        raise ConfigError(
+            f"link_latency_us: got {tiers.link_latency_us:g}, and {real.moved.transfers} transfers of {steps} steps "
+            f"take longer by it alone than the steps compute ({real.compute_s:.3f} s). Allowed with link_gbps "
+            f"{MATCH}: less. Choose a smaller latency."
+        )
+    return float(f"{real.moved.bytes_demanded / left / 1e9:.4g}")
 
 
 def _row(
     context: int,
     tiers: TierConfig,
-    resident: Sequence[_Run],
-    none: Sequence[_Run],
-    runs: Sequence[_Run],
+    resident: Sequence[TieredRun],
+    none: Sequence[TieredRun],
+    runs: Sequence[TieredRun],
 ) -> PrefetchRow:
     middle = statistics.median_low(run.seconds for run in runs)
     run = next(run for run in runs if run.seconds == middle)

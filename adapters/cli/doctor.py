@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Iterator, Sequence
 from importlib import metadata
@@ -54,6 +53,7 @@ def create_report(disks: Sequence[str] = (), clean: bool = False) -> dict[str, A
     import psutil
     import torch
 
+    from oval_adapters.bench.machine import usable_cores
     from oval_adapters.cli.models import status_row
     from oval_adapters.cli.page_folders import leftover_warnings, look
     from oval_adapters.models import list_models
@@ -69,8 +69,8 @@ def create_report(disks: Sequence[str] = (), clean: bool = False) -> dict[str, A
         ],
         "cpu": {
             "threads": torch.get_num_threads(),
-            "cores": _usable_cores(),
-            "busy": round(psutil.cpu_percent(interval=0.3) / 100 * _usable_cores(), 1),
+            "cores": usable_cores(),
+            "busy": round(psutil.cpu_percent(interval=0.3) / 100 * usable_cores(), 1),
         },
         "memory_gb": {
             "total": round(memory.total / 1e9, 2),
@@ -92,11 +92,6 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found
-
-
-def _usable_cores() -> int:
-    # macOS and Windows have no affinity mask
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cuda_device(index: int) -> dict[str, Any]:
@@ -157,7 +152,7 @@ def requirement_warnings() -> Iterator[str]:
 def _show(console: Any, report: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from oval_adapters.cli.page_folders import state_line
+    from oval_adapters.cli.page_folders import table_cells
 
     table = Table(show_header=False, title="oval doctor", title_justify="left")
     for name, version in report["versions"].items():
@@ -173,8 +168,8 @@ def _show(console: Any, report: dict[str, Any]) -> None:
     table.add_row("cache folder", report["cache_dir"])
     for model in report["models"]:
         table.add_row(f"model {model['name']}", model["state"])
-    for row in report["page_files"]:
-        table.add_row("page files", f"{row['folder']}: {state_line(row)}")
+    for cell in table_cells(report["page_files"]):
+        table.add_row("page files", cell)
     console.print(table, markup=False)
     for row in report["page_files"]:
         for file in row["leftovers"] if row["removed"] else ():

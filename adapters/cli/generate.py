@@ -283,5 +283,5 @@ def _moved(tiers: dict[str, Any]) -> str:
     """Returns how much came to fast memory, and how long layers waited for it."""
     moved = sum(tiers[f"bytes_{how}"] for how in ("prefetched", "demanded", "loaded"))
     size = f"{moved / 1e9:.1f} GB" if moved >= 1e9 else f"{moved / 1e6:.1f} MB"
-    link = " (modelled link)" if tiers["link"] == "modelled" else ""
+    link = " (modelled link)" if tiers["link"] == "modelled link" else ""
     return f"moved {size}, waited {tiers['stall_s']:.2f} s{link}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,15 +36,19 @@ def leftover_warnings(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         if row["leftovers"] and not row["removed"]:
             yield (
                 f"{row['folder']} holds {_amount(row['leftovers'])} that no process uses: remove with "
-                f"oval doctor --clean --disk {row['folder']}"
+                f"oval doctor --clean --disk {shlex.quote(row['folder'])}"
             )
 
 
-def state_line(row: dict[str, Any]) -> str:
-    """Returns what the table says of a folder."""
-    if not row["leftovers"]:
-        return "no leftovers"
-    return f"{'removed' if row['removed'] else 'left over:'} {_amount(row['leftovers'])}"
+def table_cells(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yields what a table says: of each folder with leftovers, and how many have none."""
+    with_some = [row for row in rows if row["leftovers"]]
+    for row in with_some:
+        state = "removed" if row["removed"] else "left over:"
+        yield f"{row['folder']}: {state} {_amount(row['leftovers'])}"
+    count = len(rows) - len(with_some)
+    if count:
+        yield f"{count} folder{'' if count == 1 else 's'} without leftovers"
 
 
 def _checked(name: str) -> Path:

@@ -2,6 +2,9 @@
  *
  * Checksums are XXH64 (https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md), seed 0.
  */
+#if ABI != 2 /* see build.py */
+#error "these kernels belong to another version of OVAL"
+#endif
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdint.h>

@@ -56,10 +56,10 @@ class DiskStore:
                 f"no page file could be made in {folder}: {error.strerror}. Name another folder as tiers.disk."
             ) from error
         self._end = weakref.finalize(self, _remove, self._fd, self.path, os.getpid())
-        self._bounce: mmap.mmap | None = None
+        self._owner = os.getpid()
+        self._is_direct = direct_io
         if direct_io:
             _set_direct(self._fd, self.path)
-            self._bounce = mmap.mmap(-1, _BLOCK)
 
     @property
     def bytes_stored(self) -> int:
@@ -68,10 +68,15 @@ class DiskStore:
 
     def put(self, page_id: int, num_tokens: int, record: np.ndarray) -> None:
         """Writes a record; see `PageStore.put`."""
+        if self._owner != os.getpid():
+            raise TierError(
+                f"page {page_id}: {self.path} belongs to the process that this one was forked from. Allowed: to read "
+                "it. Generate with a new cache here."
+            )
         num_blocks = -(-record.nbytes // _BLOCK)
         block = self._allocate(num_blocks)
         data: memoryview = record.data
-        if self._bounce is not None:
+        if self._is_direct:
             data = _aligned(num_blocks * _BLOCK)
             data[: record.nbytes] = record.data
         try:
@@ -93,7 +98,7 @@ class DiskStore:
     def read(self, layer: int, page_ids: Sequence[int], target: Target) -> None:
         """Reads and checks chunks; see `PageStore.read`."""
         chunks = self._index.chunks(layer, page_ids)
-        if self._bounce is None:
+        if not self._is_direct:
             fault = read_chunks(
                 self._fd, chunks.starts, chunks.tokens, chunks.checksums, chunks.shape, target
             )
@@ -130,7 +135,7 @@ class DiskStore:
     def clear(self) -> None:
         """Forgets every page and gives the space back to the disk."""
         self._forget_all()
-        if self._end.alive:
+        if self._end.alive and self._owner == os.getpid():
             os.ftruncate(self._fd, 0)
 
     def close(self) -> None:
@@ -155,6 +160,10 @@ class DiskStore:
     def _read_direct(self, chunks: Chunks, target: Target) -> ReadFault | None:
         # [ first block .. start .. end .. last block ]: only whole blocks can be read, to an aligned place
         target.check(chunks.tokens, chunks.shape)
+        largest = int(chunks.tokens.max(initial=0)) * chunks.shape.token_bytes
+        bounce = np.frombuffer(
+            _aligned(largest + 2 * _BLOCK), np.uint8
+        )  # two threads may read at a time
         facts = zip(
             chunks.starts.tolist(), chunks.tokens.tolist(), chunks.checksums.tolist(), strict=True
         )
@@ -162,10 +171,7 @@ class DiskStore:
             size = count * chunks.shape.token_bytes
             block = start // _BLOCK * _BLOCK
             length = -(-(start + size) // _BLOCK) * _BLOCK - block
-            assert self._bounce is not None
-            if len(self._bounce) < length:
-                self._bounce = mmap.mmap(-1, length)
-            view = np.frombuffer(self._bounce, np.uint8)[:length]
+            view = bounce[:length]
             try:
                 got = os.preadv(self._fd, [view.data], block) - (start - block)
             except OSError as error:

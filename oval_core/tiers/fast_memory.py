@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from oval_core.config import MAX_PAGE_SIZE
@@ -29,18 +30,21 @@ def share_out(fast_tokens: int, num_layers: int, page_size: int) -> FastMemory:
     Raises:
         ConfigError: the budget is too small for so many layers and such pages.
     """
-    least = -(-2 * MAX_PAGE_SIZE // num_layers)
-    staged = max(fast_tokens // 4, least)
+    staged = _staged(fast_tokens, num_layers)
     pool_slots = (fast_tokens - staged) // page_size * page_size
     if pool_slots < _MIN_PAGES * page_size:
         raise ConfigError(
             f"tiers.fast_tokens: got {fast_tokens}. Allowed with {num_layers} tiered layers and pages of {page_size}: "
-            f"{_least_tokens(least, page_size)} or more. Choose such a value, or smaller pages."
+            f"{_least_tokens(num_layers, page_size)} or more. Choose such a value, or smaller pages."
         )
     num_buffers = max(2, min(_BUFFERS, staged * num_layers // MAX_PAGE_SIZE))
     return FastMemory(pool_slots, num_buffers, staged * num_layers // num_buffers)
 
 
-def _least_tokens(least: int, page_size: int) -> int:
+def _staged(fast_tokens: int, num_layers: int) -> int:
+    return max(fast_tokens // 4, -(-2 * MAX_PAGE_SIZE // num_layers))
+
+
+def _least_tokens(num_layers: int, page_size: int) -> int:
     pool = _MIN_PAGES * page_size
-    return max(pool + least, -(-4 * pool // 3))
+    return next(n for n in itertools.count(pool) if n - _staged(n, num_layers) >= pool)

@@ -22,6 +22,7 @@ if sys.platform != "win32":
 PREFIX = "oval-"
 SUFFIX = ".pages"
 _LIST_NAME = "page-folders.txt"
+_MAX_LIST_BYTES = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Leftover:
 
 def check_folder(folder: str) -> Path:
     """Returns the folder as an absolute path, made if it was missing; raises `ConfigError` if it cannot be written."""
-    path = Path(folder).expanduser().absolute()
+    path = folder_of(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -46,11 +47,16 @@ def check_folder(folder: str) -> Path:
         ) from error
 
 
+def folder_of(folder: str) -> Path:
+    """Returns the absolute path of a folder as a user names it."""
+    return Path(folder).expanduser().absolute()
+
+
 def create(folder: Path) -> tuple[int, Path]:
     """Makes an empty page file, locked, readable by its owner only; returns (file descriptor, path)."""
     _remember(folder)
     fd, name = tempfile.mkstemp(SUFFIX, f"{PREFIX}{os.getpid()}-", folder)  # mode 0600
-    _lock(fd)
+    _lock(fd, wait=True)  # somebody who looks for leftovers may hold it for a moment
     return fd, Path(name)
 
 
@@ -90,7 +96,7 @@ def _unused(path: Path, delete: bool) -> Leftover | None:
     except OSError:
         return None  # gone meanwhile, or somebody else's
     try:
-        if not _lock(fd):
+        if not _lock(fd, wait=False):
             return None
         stat = os.fstat(fd)
         if delete:
@@ -100,11 +106,11 @@ def _unused(path: Path, delete: bool) -> Leftover | None:
         os.close(fd)
 
 
-def _lock(fd: int) -> bool:
+def _lock(fd: int, wait: bool) -> bool:
     if sys.platform == "win32":
         return False  # an open file cannot be removed there anyway
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         return False
     return True
@@ -112,9 +118,15 @@ def _lock(fd: int) -> bool:
 
 def _remember(folder: Path) -> None:
     # Only for `oval doctor`: a home that cannot be written must not stop a text.
-    if folder in known_folders():
+    known = known_folders()
+    if folder in known:
         return
     with contextlib.suppress(OSError):
         cache_dir().mkdir(parents=True, exist_ok=True)
-        with (cache_dir() / _LIST_NAME).open("a", encoding="utf-8") as lines:
+        path = cache_dir() / _LIST_NAME
+        if path.is_file() and path.stat().st_size > _MAX_LIST_BYTES:  # mostly folders long gone
+            fresh = path.with_suffix(f".{os.getpid()}")
+            fresh.write_text("".join(f"{name}\n" for name in known), encoding="utf-8")
+            fresh.replace(path)
+        with path.open("a", encoding="utf-8") as lines:
             lines.write(f"{folder}\n")

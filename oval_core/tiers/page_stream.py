@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Generator, Sequence, Set
 
 from oval_core.metrics import TierCounters
 from oval_core.tiers.prefetcher import Prefetcher
@@ -96,16 +96,18 @@ class PageStream:
         self._asked.clear()
         self._pump()
 
-    def read(self, batches: Sequence[Batch], asked: Asked) -> Iterator[tuple[Batch, Buffer]]:
+    def read(self, batches: Sequence[Batch], asked: Asked) -> Generator[tuple[Batch, Buffer]]:
         """Yields a layer's batches, each when it is there. A buffer is taken back when the next is asked for."""
         for batch in batches:
             transfer = self._take(batch)
+            is_read = False
             try:
                 asked(self._await(transfer), len(batch.page_ids))
+                is_read = True
                 yield batch, transfer.buffer
             finally:
-                self._give_back(transfer)
-                self._pump()
+                self._give_back(transfer, is_read)
+            self._pump()
 
     def end(self) -> None:
         """Ends a forward: the next one is expected to read the same."""
@@ -150,16 +152,22 @@ class PageStream:
     def _submit(self, batch: Batch, buffer: Buffer, priority: float, ahead: bool) -> Transfer:
         num_bytes = batch.num_tokens * self._token_bytes[batch.layer]
         transfer = Transfer(batch, buffer, num_bytes, priority, ahead)
+        try:
+            self._prefetcher.submit(transfer)
+        except BaseException:
+            self._free.append(buffer)
+            raise
         if ahead:
             self._ahead[batch.key] = transfer
-        self._prefetcher.submit(transfer)
         return transfer
 
     def _take(self, batch: Batch) -> Transfer:
         self._asked.add(batch.key)
         transfer = self._ahead.pop(batch.key, None)
-        if transfer is not None:
+        if transfer is not None and transfer.error is None:
             return transfer
+        if transfer is not None:  # it failed while nobody asked; asked for now, it may work
+            self._give_back(transfer, is_read=False)
         if not self._free:  # everything ahead is for later: the last of it gives way
             last = max(
                 self._ahead.values(), key=lambda t: (t.state is not State.RUNNING, t.priority)
@@ -182,27 +190,24 @@ class PageStream:
             counters.bytes_late += transfer.num_bytes
         return in_time
 
-    def _give_back(self, transfer: Transfer) -> None:
-        if transfer.state is not State.DONE:  # interrupted while waiting
+    def _give_back(self, transfer: Transfer, is_read: bool) -> None:
+        if transfer.state is not State.DONE:  # not wanted any more, or interrupted while waiting
             self._prefetcher.cancel(transfer)
             self._prefetcher.settle(transfer)
-        self._account(transfer, used=transfer.state is State.DONE and transfer.error is None)
-        transfer.buffer.released()
+        self._account(transfer, is_read)
+        if is_read:
+            transfer.buffer.released()
         self._free.append(transfer.buffer)
 
     def _discard(self, key: tuple[int, tuple[int, ...]]) -> None:
-        transfer = self._ahead.pop(key)
-        self._prefetcher.cancel(transfer)
-        self._prefetcher.settle(transfer)
-        self._account(transfer, used=False)
-        self._free.append(transfer.buffer)
+        self._give_back(self._ahead.pop(key), is_read=False)
 
-    def _account(self, transfer: Transfer, used: bool) -> None:
+    def _account(self, transfer: Transfer, is_read: bool) -> None:
         if transfer.state is State.CANCELLED:
             return
         if not transfer.ahead:
             self._counters.bytes_demanded += transfer.num_bytes
-        elif used:
+        elif is_read:
             self._counters.bytes_used += transfer.num_bytes
         else:
             self._counters.bytes_wasted += transfer.num_bytes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+import contextlib
+from collections.abc import Generator, Sequence, Set
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from oval_core.pages import Page
 from oval_core.tiers.disk_store import DiskStore
 from oval_core.tiers.fast_memory import FastMemory
 from oval_core.tiers.link import LinkModel
-from oval_core.tiers.page_files import check_folder
+from oval_core.tiers.page_files import folder_of
 from oval_core.tiers.page_store import HostStore, PageStore
 from oval_core.tiers.page_stream import ORDERS, Asked, PageStream
 from oval_core.tiers.prefetcher import Prefetcher
@@ -108,14 +109,16 @@ class SlowTier:
         if self._stream is not None:
             self._stream.approach(place)
 
-    def stream(self, place: int, batches: Sequence[Batch], asked: Asked) -> Iterator[LayerStore]:
+    def stream(self, place: int, batches: Sequence[Batch], asked: Asked) -> Generator[LayerStore]:
         """Yields K and V of a layer's batches in turn; each is valid until the next is asked for."""
+        self.check_open()
         layout, _ = self._opened()
         assert self._stream is not None, "stream before begin"
         shape, device = layout.shapes[place], self._device(place)
-        for batch, buffer in self._stream.read(batches, asked):
-            chunk = buffer.data[: batch.num_tokens * shape.token_bytes]
-            yield unpack(shape, chunk.to(device))
+        with contextlib.closing(self._stream.read(batches, asked)) as arrived:
+            for batch, buffer in arrived:
+                chunk = buffer.data[: batch.num_tokens * shape.token_bytes]
+                yield unpack(shape, chunk.to(device))
 
     def end(self) -> None:
         """Ends a forward; the next one is expected to read the same."""
@@ -159,6 +162,7 @@ class SlowTier:
 
     def copy_from(self, other: SlowTier) -> None:
         """Takes over copies of all records of another slow tier of the same shape."""
+        other.check_open()
         if not other._versions:
             return
         layout, source = other._opened()
@@ -188,6 +192,11 @@ class SlowTier:
         self._is_closed = True
 
     def __del__(self) -> None:
+        if self._prefetcher is not None and self._prefetcher.is_elsewhere:
+            return  # a forked child: all of it is the parent's
+        if self._prefetcher is not None and self._prefetcher.is_worker:
+            self._prefetcher.close()  # collected by its own worker, which still reads the store
+            return
         self.close()  # what waits unread counts as wasted
 
     def _write(self, pages: Sequence[Page], residency: Residency) -> None:
@@ -251,7 +260,7 @@ def _create_store(config: TierConfig, layout: RecordLayout, device: torch.device
     pinned = device.type == "cuda"
     if config.disk is None:
         return HostStore(layout, pinned)
-    disk = DiskStore(layout, check_folder(config.disk), config.direct_io)
+    disk = DiskStore(layout, folder_of(config.disk), config.direct_io)
     if not config.host_tokens:
         return disk
     return SpillStore(HostStore(layout, pinned), disk, config.host_tokens)

@@ -6,8 +6,9 @@ when is decided by `Residency` and `PageStream`; it changes times, never results
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 
 import torch
 
@@ -53,6 +54,7 @@ class TieredStorage:
             ConfigError: the budget is too small, or `dense_layers` names a layer that is not there.
         """
         assert config.tiers is not None, "no tiers in the config"
+        check_tiers(config, len(windows))
         self._config, self._tiers = config, config.tiers
         self._table = table
         self._windows = windows
@@ -158,8 +160,9 @@ class TieredStorage:
         if not self._groups[place]:
             return self._backend.attend(query, self.pool.store(layer_idx), self._plan.fast, spec)
         self.slow.approach(place)
-        sources = self._sources(layer_idx, self._plan.fast)
-        return attend_in_parts(self._backend, query, self._plan.fast, spec, sources)
+        # closed by hand: an error's traceback would keep the buffer that is being read
+        with contextlib.closing(self._sources(layer_idx, self._plan.fast)) as sources:
+            return attend_in_parts(self._backend, query, self._plan.fast, spec, sources)
 
     def end_forward(self) -> StepMetrics | None:
         """Ends the forward; what the next one will read begins to come."""
@@ -180,6 +183,8 @@ class TieredStorage:
         self, layer_idx: int, pages: Sequence[Page], slots: Sequence[Sequence[int]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies out of the pool or of a slow tier; see `Storage.read`."""
+        if not pages:
+            return self.pool.read(layer_idx, [])
         keys, values = [], []
         for page, own in zip(pages, slots, strict=True):
             if page.page_id in self.residency:
@@ -228,16 +233,18 @@ class TieredStorage:
         for page in self._table.pages():
             assert page.sealed or page.page_id in self.residency or len(page) < page.capacity
 
-    def _sources(self, layer_idx: int, fast: StepPlan) -> Iterator[Source]:
+    def _sources(self, layer_idx: int, fast: StepPlan) -> Generator[Source]:
         place = self._place[layer_idx]
         groups = self._groups[place]
         yield self.pool.store(layer_idx), list(enumerate(fast.rows))
         batches = [group.of_layer(place) for group in groups]
-        stores = self.slow.stream(
-            place, batches, lambda hit, n: self._meter.asked(layer_idx, hit, n)
-        )
-        for group, store in zip(groups, stores, strict=True):
-            yield store, group.readers
+
+        def asked(hit: bool, num_pages: int) -> None:
+            self._meter.asked(layer_idx, hit, num_pages)
+
+        with contextlib.closing(self.slow.stream(place, batches, asked)) as stores:
+            for group, store in zip(groups, stores, strict=True):
+                yield store, group.readers
 
     def _evict_for(self, regions: Sequence[int], hold: Collection[int]) -> None:
         while not self.residency.fits(regions):

@@ -67,7 +67,9 @@ class State(enum.Enum):
 class Transfer:
     """A batch on its way into a buffer. Its state changes under the prefetcher's lock only."""
 
-    __slots__ = ("ahead", "batch", "buffer", "done_at", "error", "num_bytes", "priority", "state")
+    __slots__ = (
+        "ahead", "batch", "buffer", "done_at", "error", "home", "num_bytes", "priority", "state"
+    )  # fmt: skip
 
     def __init__(self, batch: Batch, buffer: Buffer, num_bytes: int, priority: float, ahead: bool):
         self.batch = batch
@@ -78,6 +80,8 @@ class Transfer:
         self.state = State.QUEUED
         self.error: BaseException | None = None
         self.done_at = 0.0
+        self.home: object = None
+        """What queued it; in a forked child that is lost."""
 
 
 class Mover:
