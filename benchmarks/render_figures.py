@@ -145,6 +145,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "forms": render_forms,
     "parity": render_parity,
     "prefetch": render_prefetch,
+    "prefetch_disk": render_prefetch,
     "tier_memory": render_tier_memory,
 }
 
