@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 from oval_adapters.columns import ColumnMap
 from oval_adapters.hf_attention import VIEW_KEY, LayerView
 from oval_core.errors import CacheMismatchError, PromptTooLongError, UnsupportedModelError
+from oval_core.metrics import StepMetrics
 from oval_core.paged_cache import PagedCache
 from oval_core.values import RowRequest
 
@@ -62,6 +63,11 @@ class OvalCache(Cache):
     def is_initialized(self) -> bool:
         """Whether a token was written."""
         return self._columns.length > 0
+
+    @property
+    def last_step(self) -> StepMetrics | None:
+        """What the last forward moved between tiers, hits and misses by layer; None without `tiers`."""
+        return self.paged.last_step
 
     def begin(
         self,

@@ -182,7 +182,7 @@ def _row(
         bytes_used=moved.bytes_used,
         bytes_late=moved.bytes_late,
         bytes_wasted=moved.bytes_wasted,
-        bytes_waiting=moved.bytes_prefetched - moved.bytes_used - moved.bytes_wasted,
+        bytes_waiting_growth=moved.bytes_prefetched - moved.bytes_used - moved.bytes_wasted,
         bytes_demanded=moved.bytes_demanded,
         lead_ms=round(1e3 * moved.lead_s / moved.leads, 3) if moved.leads else 0.0,
         identical=all(run.tokens == resident[0].tokens for run in runs),

@@ -142,8 +142,8 @@ class PrefetchRow:
         transfer_s: the worker's time on transfers.
         stall_s: what layers waited.
         bytes_prefetched: see `TierCounters`, as the other bytes.
-        bytes_waiting: what waited in fast memory after the steps less what waited before them; bytes_prefetched =
-            bytes_used + bytes_wasted + bytes_waiting.
+        bytes_waiting_growth: what waited in fast memory after the steps less what waited before them; bytes_prefetched =
+            bytes_used + bytes_wasted + bytes_waiting_growth.
         lead_ms: mean time from the end of a prefetch to its use.
         identical: whether the tokens are those of the run with everything in fast memory.
         ratio: total_s / max(compute_s, transfer_s); 1 is a perfect overlap.
@@ -166,7 +166,7 @@ class PrefetchRow:
     bytes_used: int
     bytes_late: int
     bytes_wasted: int
-    bytes_waiting: int
+    bytes_waiting_growth: int
     bytes_demanded: int
     lead_ms: float
     identical: bool

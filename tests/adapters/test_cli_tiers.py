@@ -42,7 +42,7 @@ ROW_KEYS = {
     "bytes_used",
     "bytes_late",
     "bytes_wasted",
-    "bytes_waiting",
+    "bytes_waiting_growth",
     "bytes_demanded",
     "lead_ms",
     "identical",
@@ -181,7 +181,7 @@ def test_prefetch_gives_a_row_an_order(folder: Path, tmp_path: Path) -> None:
         assert (row["context"], row["fast_tokens"], row["fast_fraction"]) == (256, 102, 0.3984)
         assert (row["link"], row["link_gbps"]) == ("real", None)
         assert row["compute_s"] == rows["none"]["compute_s"]
-        parts = row["bytes_used"] + row["bytes_wasted"] + row["bytes_waiting"]
+        parts = row["bytes_used"] + row["bytes_wasted"] + row["bytes_waiting_growth"]
         assert row["bytes_prefetched"] == parts
         assert row["bytes_late"] <= row["bytes_prefetched"] + row["bytes_demanded"]
         slower = max(row["compute_s"], row["transfer_s"])
