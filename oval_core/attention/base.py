@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from oval_core.attention.partial import Part
+from oval_core.attention.partial import Part, merge
 from oval_core.kv_pool import LayerStore
 from oval_core.values import LayerSpec, RowPlan, Segment, StepPlan
 
@@ -78,7 +78,6 @@ class RowBackend(ABC):
             )
         return out
 
-    @abstractmethod
     def attend_row(
         self,
         query: torch.Tensor,
@@ -88,6 +87,7 @@ class RowBackend(ABC):
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attends with the N new tokens of one row, query [H, N, D]; returns [H, N, E]."""
+        return merge(self.attend_parts(query, store, row, spec, bias))
 
     @abstractmethod
     def attend_parts(
@@ -158,7 +158,9 @@ def allowed(row: RowPlan, window: int | None, device: torch.device) -> torch.Ten
 
 def within_window(row: RowPlan, window: int | None) -> RowPlan:
     """Leaves out the keys that lie before the window of every new token."""
-    if window is None or not row.is_plain or row.length <= window - 1 + row.num_new:
+    if window is None or row.is_past or not row.is_plain:
+        return row
+    if row.length <= window - 1 + row.num_new:
         return row
     length = window - 1 + row.num_new
     return replace(

@@ -16,17 +16,6 @@ class ReferenceBackend(RowBackend):
     name = "reference"
     description = "float32 oracle, slow: for tests and doubts"
 
-    def attend_row(
-        self,
-        query: torch.Tensor,
-        store: LayerStore,
-        row: RowPlan,
-        spec: LayerSpec,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Attends with one row; see `RowBackend.attend_row`."""
-        return self.attend_parts(query, store, row, spec, bias)[0][0]
-
     def attend_parts(
         self,
         query: torch.Tensor,

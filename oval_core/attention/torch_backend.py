@@ -20,7 +20,6 @@ from oval_core.attention.partial import (
     Part,
     cpu_flash,
     has_cpu_flash,
-    merge,
     mix,
     num_parts,
 )
@@ -70,21 +69,6 @@ class TorchBackend(RowBackend):
         """Attends with one query a row over `length` slots from first, first + stride, ...: [B, 1, H, D]."""
         return _decode(query, store, first, stride, length, scaling)
 
-    def attend_row(
-        self,
-        query: torch.Tensor,
-        store: LayerStore,
-        row: RowPlan,
-        spec: LayerSpec,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Attends with one row; see `RowBackend.attend_row`."""
-        if bias is None:
-            row = within_window(row, spec.window)
-        if _is_flash(query, store, row, spec, bias):
-            return merge(self._plain_parts(query, store, row, spec))
-        return self._dense(query, store, row, spec, bias)[0]
-
     def attend_parts(
         self,
         query: torch.Tensor,
@@ -94,9 +78,16 @@ class TorchBackend(RowBackend):
         bias: torch.Tensor | None,
     ) -> list[Part]:
         """Attends over some keys; see `AttentionBackend.attend_parts`."""
+        if bias is None:
+            row = within_window(row, spec.window)
         if _is_flash(query, store, row, spec, bias):
             return self._plain_parts(query, store, row, spec)
-        return [self._dense(query, store, row, spec, bias)]
+        keys, values = read(store.keys, row.segments), read(store.values, row.segments)
+        seen = None
+        causal = row.num_new > 1 and not row.is_past
+        if bias is None and (causal or _window_binds(row, spec) or not row.is_plain):
+            seen = allowed(row, spec.window, query.device)
+        return [dense_part(query, keys, values, spec, seen, bias)]
 
     def seen_part(
         self, query: torch.Tensor, store: LayerStore, part: Segment, scaling: float
@@ -126,21 +117,6 @@ class TorchBackend(RowBackend):
             out, lse = cpu_flash(grouped, keys, values, spec.scaling, True)
             results.append((out.reshape(heads, count, dim), lse.reshape(heads, count)))
         return results
-
-    def _dense(
-        self,
-        query: torch.Tensor,
-        store: LayerStore,
-        row: RowPlan,
-        spec: LayerSpec,
-        bias: torch.Tensor | None,
-    ) -> Part:
-        keys, values = read(store.keys, row.segments), read(store.values, row.segments)
-        seen = None
-        causal = row.num_new > 1 and not row.is_past
-        if bias is None and (causal or _window_binds(row, spec) or not row.is_plain):
-            seen = allowed(row, spec.window, query.device)
-        return dense_part(query, keys, values, spec, seen, bias)
 
 
 def _is_flash(
