@@ -1,10 +1,12 @@
 """What every test shares: a fixed number of torch threads, a seed, and the skip for missing CUDA."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
+from oval_core.cache_folder import cache_dir
 from oval_core.tiers import page_files
 
 requires_cuda = pytest.mark.skipif(
@@ -26,12 +28,14 @@ def _torch_threads() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_trace_at_home(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def _no_trace_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The list of folders with page files belongs to the user; tests keep one of their own."""
-    home = tmp_path_factory.getbasetemp() / "oval-home"
-    monkeypatch.setattr(page_files, "cache_dir", lambda: home)
+    home = cache_dir()
+    mine = tmp_path.parent / f"{tmp_path.name}-home"
+    # a test that sets OVAL_CACHE means that one
+    monkeypatch.setattr(
+        page_files, "cache_dir", lambda: mine if cache_dir() == home else cache_dir()
+    )
 
 
 @pytest.fixture(autouse=True)

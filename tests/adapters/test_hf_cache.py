@@ -255,7 +255,7 @@ def test_an_interrupt_while_planning_is_taken_back(monkeypatch: pytest.MonkeyPat
         cache = oval.new_cache()
         model(ids[:, :13], cache=cache)
         with monkeypatch.context() as patch:
-            patch.setattr("oval_core.paged_cache.build_plan", interrupt)
+            patch.setattr("oval_core.storage.build_plan", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 model(ids[:, 13:16], cache=cache)
         assert (model(ids[:, 13:], cache=cache).logits - want[:, 13:]).abs().max() < 1e-4
