@@ -20,6 +20,7 @@ from oval_adapters.families import decoder_family
 from oval_adapters.generate import wrap_generate
 from oval_adapters.hf_attention import register, unregister
 from oval_adapters.hf_cache import OvalCache, check_positions
+from oval_adapters.interrupts import hold_interrupts
 from oval_adapters.linears import patch_linears
 from oval_adapters.patch import OvalCall, Patch
 from oval_adapters.pieces import merge_outputs, split_call
@@ -157,6 +158,7 @@ class Attachment:
         for patch in reversed(self._patches):
             patch.undo()
         if self._patches:
+            self._switch.restore()
             unregister(self._name)
         self._patches = []
         for paged in self._caches:
@@ -246,7 +248,8 @@ class Attachment:
             else:
                 cache.reset()
             raise
-        return merge_outputs(outputs)
+        wants_tuple = kwargs.get("return_dict", self._text_config.return_dict) is False
+        return merge_outputs(outputs, wants_tuple)
 
     def _forward_on(
         self,
@@ -256,15 +259,18 @@ class Attachment:
         states: torch.Tensor,
     ) -> Any:
         rows, num_queries = states.shape[:2]
-        cache.begin(self, kwargs.get("attention_mask"), rows, num_queries, states.device)
+        with hold_interrupts():
+            cache.begin(self, kwargs.get("attention_mask"), rows, num_queries, states.device)
         kwargs["attention_mask"] = states.new_empty(1, 1, 0, 0)  # 4-D: transformers builds no mask
         try:
             with self._switch.oval():
                 output = original(**kwargs)
         except BaseException:
-            cache.abort()
+            with hold_interrupts():
+                cache.abort()
             raise
-        cache.commit(output[0] if self.config.track_hidden else None)
+        with hold_interrupts():
+            cache.commit(output[0] if self.config.track_hidden else None)
         return output
 
     def _names(self, args: tuple[Any, ...]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from oval_adapters.interrupts import hold_interrupts
+
 __all__ = ["AttentionSwitch"]
 
 
@@ -27,30 +29,41 @@ class AttentionSwitch:
     @contextlib.contextmanager
     def oval(self) -> Iterator[None]:
         """A forward on OVAL's attention."""
-        with self._turn:
-            self._turn.wait_for(lambda: self._num_plain == 0)
-            if self._num_oval == 0:
-                self._before = self._config._attn_implementation
-                self._config._attn_implementation = self._name
-            self._num_oval += 1
+        entered = False
         try:
+            with self._turn:
+                self._turn.wait_for(lambda: self._num_plain == 0)
+                with hold_interrupts():
+                    if self._num_oval == 0:
+                        self._before = self._config._attn_implementation
+                        self._config._attn_implementation = self._name
+                    self._num_oval += 1
+                    entered = True
             yield
         finally:
-            with self._turn:
-                self._num_oval -= 1
+            with hold_interrupts(), self._turn:
+                self._num_oval -= entered
                 if self._num_oval == 0:
-                    self._config._attn_implementation = self._before
+                    self.restore()
                 self._turn.notify_all()
 
     @contextlib.contextmanager
     def plain(self) -> Iterator[None]:
         """A forward on the model's own attention."""
-        with self._turn:
-            self._turn.wait_for(lambda: self._num_oval == 0)
-            self._num_plain += 1
+        entered = False
         try:
+            with self._turn:
+                self._turn.wait_for(lambda: self._num_oval == 0)
+                with hold_interrupts():
+                    self._num_plain += 1
+                    entered = True
             yield
         finally:
-            with self._turn:
-                self._num_plain -= 1
+            with hold_interrupts(), self._turn:
+                self._num_plain -= entered
                 self._turn.notify_all()
+
+    def restore(self) -> None:
+        """Puts the config's own attention back, wherever a forward was cut off."""
+        if self._config._attn_implementation == self._name:
+            self._config._attn_implementation = self._before

@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from oval_adapters.columns import ColumnMap
 from oval_adapters.hf_attention import VIEW_KEY, LayerView
+from oval_adapters.interrupts import hold_interrupts
 from oval_core.errors import CacheMismatchError, PromptTooLongError, UnsupportedModelError
 from oval_core.metrics import StepMetrics
 from oval_core.paged_cache import PagedCache
@@ -47,6 +48,7 @@ class OvalCache(Cache):
         self._config = text_config
         self._windows = windows
         self._columns = ColumnMap()
+        self._is_whole = True
         self._views = [LayerView(paged, i, window) for i, window in enumerate(windows)]
 
     @property
@@ -90,6 +92,7 @@ class OvalCache(Cache):
             PromptTooLongError: the text would outgrow the model's positions.
         """
         requests, bias = self.check(owner, attention_mask, batch_size, num_queries)
+        self._is_whole = False
         self.paged.begin(requests, num_queries, device, self.reserve, bias)
 
     def check(
@@ -100,6 +103,7 @@ class OvalCache(Cache):
         num_queries: int,
     ) -> tuple[list[RowRequest], torch.Tensor | None]:
         """Checks a forward before anything is done for it; returns what its rows bring and its additive mask."""
+        self._mend()
         self._check_forward(owner, batch_size)
         bias = None
         if attention_mask is not None and attention_mask.ndim == 4:
@@ -116,10 +120,12 @@ class OvalCache(Cache):
         num_queries = self.paged.plan.num_queries
         self.paged.commit(hidden_states)
         self._columns.commit(num_queries)
+        self._is_whole = True
 
     def abort(self) -> None:
         """Takes back the running forward: the cache is as it was before."""
         self.paged.abort()
+        self._is_whole = True
 
     def update(
         self,
@@ -162,6 +168,7 @@ class OvalCache(Cache):
         Args:
             tokens_to_remove: minus the number of columns, or 0, as in transformers 5.24.
         """
+        self._mend()
         columns = self._columns.length
         if not -columns <= tokens_to_remove <= 0:
             raise CacheMismatchError(
@@ -169,8 +176,13 @@ class OvalCache(Cache):
                 "Pass a negative number."
             )
         if tokens_to_remove < 0:
-            kept = self._columns.crop(columns + tokens_to_remove, self.paged.batch_size)
-            self.paged.truncate(kept)
+            with hold_interrupts():
+                self._is_whole = (
+                    False  # if the pages cannot follow now, they do before the next use
+                )
+                kept = self._columns.crop(columns + tokens_to_remove, self.paged.batch_size)
+                self.paged.truncate(kept)
+                self._is_whole = True
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Makes row i what row beam_idx[i] was (beam search): pages are shared, not copied."""
@@ -187,8 +199,10 @@ class OvalCache(Cache):
 
     def reset(self) -> None:
         """Drops every token and row; the memory stays for the next text."""
-        self.paged.reset()
-        self._columns.reset()
+        with hold_interrupts():
+            self.paged.reset()
+            self._columns.reset()
+            self._is_whole = True
 
     def close(self) -> None:
         """Ends the worker and the file of `tiers`; the cache cannot be used any more. Twice is harmless.
@@ -208,12 +222,14 @@ class OvalCache(Cache):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OvalCache:
         """Copies tokens and pages (prefix reuse by `copy.deepcopy`); the copy belongs to the same model."""
+        self._mend()
         twin = OvalCache(self.paged.clone(), self._config, self._windows, self.owner, self.reserve)
         twin._columns = self._columns.copy()
         return twin
 
     def grid(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Returns copies of keys [B, K, L, D] and values [B, K, L, E] in columns, or None when empty."""
+        self._mend()
         if not self.paged.batch_size:
             return None
         rows = [self.paged.gather(layer_idx, row) for row in range(self.paged.batch_size)]
@@ -228,8 +244,22 @@ class OvalCache(Cache):
         return grid
 
     def _select(self, rows: list[int]) -> None:
-        self.paged.reorder(rows)
-        self._columns.select(rows)
+        self._mend()
+        with hold_interrupts():
+            self.paged.reorder(rows)
+            self._columns.select(rows)
+
+    def _mend(self) -> None:
+        """Takes back a forward that was cut off between pages and columns: it never counted."""
+        if self._is_whole:
+            return
+        self.paged.abort()
+        rows = self.paged.batch_size
+        if not self._columns.length:
+            self.paged.reset()
+        elif rows:
+            self.paged.truncate(self._columns.crop(self._columns.length, rows))
+        self._is_whole = True
 
     def _check_forward(self, owner: object, batch_size: int) -> None:
         if owner is not self.owner:

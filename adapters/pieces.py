@@ -33,7 +33,7 @@ def split_call(
     mask = kwargs.get("attention_mask")
     for start in range(0, num_queries, limit):
         end = min(start + limit, num_queries)
-        piece = dict(kwargs)
+        piece = {**kwargs, "return_dict": True}
         for name in _BY_QUERY:
             value = kwargs.get(name)
             if value is not None:
@@ -45,16 +45,15 @@ def split_call(
         yield piece
 
 
-def merge_outputs(outputs: list[Any]) -> Any:
+def merge_outputs(outputs: list[Any], wants_tuple: bool) -> Any:
     """Joins the outputs of the pieces: last hidden states, and those of all layers where they were asked for."""
     last = outputs[-1]
-    if not hasattr(last, "last_hidden_state"):  # return_dict=False: (last hidden state, cache, ...)
-        return (torch.cat([output[0] for output in outputs], 1), *last[1:])
     whole = {"last_hidden_state": torch.cat([o.last_hidden_state for o in outputs], 1)}
     if last.hidden_states is not None:
         layers = zip(*[output.hidden_states for output in outputs], strict=True)
         whole["hidden_states"] = tuple(torch.cat(layer, 1) for layer in layers)
-    return replace(last, **whole)
+    merged = replace(last, **whole)
+    return merged.to_tuple() if wants_tuple else merged
 
 
 def _check_known(kwargs: Mapping[str, Any], num_queries: int) -> None:

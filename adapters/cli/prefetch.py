@@ -210,6 +210,12 @@ def _show(console: Console, report: PrefetchReport) -> None:
         "compared with everything in fast memory",
         style="dim",
     )
+    if any(row.ratio < 1 for row in report.rows):
+        console.print(
+            "a ratio below 1 cannot be: other programs slowed the run it is compared with. Raise --rounds, or wait for "
+            "a quiet machine.",
+            style="yellow",
+        )
 
 
 def _show_group(console: Console, rows: Sequence[PrefetchRow], steps: int) -> None:

@@ -103,6 +103,19 @@ def test_a_long_forward_runs_in_pieces(name: str) -> None:
         torch.testing.assert_close(ours[:, -60:], theirs[:, -60:], atol=1e-4, rtol=1e-4)
 
 
+@torch.no_grad()
+def test_a_decoder_in_pieces_gives_tuples_as_hugging_face_does() -> None:
+    decoder, ids = shared("llama").model, prompt(150)
+    asked = {"return_dict": False, "output_hidden_states": True}
+    want = decoder(ids, **asked)
+    with attach(shared("llama"), tiered()) as oval:
+        got = decoder(ids, cache=oval.new_cache(), **asked)
+    assert len(got) == len(want)
+    torch.testing.assert_close(got[0], want[0], atol=1e-4, rtol=1e-4)
+    for ours, theirs in zip(got[2], want[2], strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
 def test_a_forward_in_pieces_that_fails_is_taken_back_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
