@@ -20,6 +20,9 @@ Source = tuple[LayerStore, Sequence[tuple[int, RowPlan]]]
 _MAX_PARTS = 8
 """Parts of a row that are held before they are merged."""
 
+_MAX_HELD = 1 << 19
+"""Numbers in the outputs that are held: the parts of a long prefill must not outweigh the pages."""
+
 
 def attend_in_parts(
     backend: AttentionBackend,
@@ -44,9 +47,13 @@ def attend_in_parts(
             bias = row_bias(plan, index, row, query.device)
             asked = row_query(query, index, row)
             parts = results[index] + backend.attend_parts(asked, store, row, spec, bias)
-            results[index] = [merge_parts(parts)] if len(parts) >= _MAX_PARTS else parts
+            results[index] = [merge_parts(parts)] if len(parts) >= _max_parts(parts[0]) else parts
     assert out is not None, "no source"
     for index, parts in enumerate(results):
         if parts:
             put_row(out[index], plan.rows[index], merge(parts))
     return out
+
+
+def _max_parts(part: Part) -> int:
+    return max(2, min(_MAX_PARTS, _MAX_HELD // max(1, part[0].numel())))

@@ -26,7 +26,7 @@ from oval_core.tiers.residency import Residency
 from oval_core.tiers.spill_store import SpillStore
 from oval_core.tiers.transfer import Batch, Buffer, create_mover
 
-_PACKED_PAGES = 16
+_PACKED_PAGES = 4
 """Pages that are packed for a store at a time: bounds the memory that eviction takes."""
 
 
@@ -52,6 +52,7 @@ class SlowTier:
         self._stream: PageStream | None = None
         self._prefetcher: Prefetcher | None = None
         self._buffers: list[Buffer] = []
+        self._packing = np.empty(0, np.uint8)
         self._is_closed = False
 
     @property
@@ -203,7 +204,7 @@ class SlowTier:
         layout, store = self._opened()
         count = len(pages[0])
         slots = [s + residency.shift(page) for page in pages for s in sorted(page.slots)]
-        records = np.empty((len(pages), layout.token_bytes * count), np.uint8)
+        records = self._packing_space(len(pages), layout.token_bytes * count)
         for place, layer in enumerate(self._layers):
             keys, values = self._pool.read(layer, slots)
             records[:, layout.chunk(place, count)] = pack(len(pages), keys, values)
@@ -213,6 +214,12 @@ class SlowTier:
             self._counters.bytes_stored += record.nbytes
         held = self._counters.peak_slow_bytes
         self._counters.peak_slow_bytes = max(held, store.bytes_stored)
+
+    def _packing_space(self, num_pages: int, record_bytes: int) -> np.ndarray:
+        # one piece of memory for all evictions: made anew each time, it would leave holes in the heap
+        if self._packing.nbytes < num_pages * record_bytes:
+            self._packing = np.empty(_PACKED_PAGES * record_bytes, np.uint8)
+        return self._packing[: num_pages * record_bytes].reshape(num_pages, record_bytes)
 
     def _drop(self, page_id: int) -> None:
         if self._versions.pop(page_id, None) is not None and self._store is not None:
