@@ -55,7 +55,6 @@ class PagedCache:
         self.last_step: StepMetrics | None = None
         self._windows = windows
         self._policy = policy
-        self._backend = backend
         resident = ResidentStorage(self.table, self.pool, backend)
         tiered = None
         if config.tiers is not None:

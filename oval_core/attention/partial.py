@@ -53,15 +53,17 @@ def merge(parts: Sequence[Part]) -> torch.Tensor:
     """Merges outputs [..., N, D] with log-sum-exps [..., N] of disjoint keys, in the dtype of the first output."""
     if len(parts) == 1:
         return parts[0][0]
-    outs = torch.stack([out.float() for out, _ in parts])
-    return mix(outs, torch.stack([lse for _, lse in parts]), 0).to(parts[0][0].dtype)
+    return mix(*_stacked(parts), 0).to(parts[0][0].dtype)
 
 
 def merge_parts(parts: Sequence[Part]) -> Part:
     """Merges parts with disjoint keys into the part of all their keys, float32; none seen gives zeros and -inf."""
-    outs = torch.stack([out.float() for out, _ in parts])
-    lses = torch.stack([lse for _, lse in parts])
+    outs, lses = _stacked(parts)
     return mix(outs, lses, 0), torch.logsumexp(lses, 0)
+
+
+def _stacked(parts: Sequence[Part]) -> Part:
+    return torch.stack([out.float() for out, _ in parts]), torch.stack([lse for _, lse in parts])
 
 
 def mix(outs: torch.Tensor, lses: torch.Tensor, dim: int) -> torch.Tensor:

@@ -175,7 +175,7 @@ class SlowTier:
 
     def clear(self) -> None:
         """Drops every record and buffer; shapes are learnt anew."""
-        self._end_stream()
+        self.rest()
         if self._store is not None:
             self._store.close()
         self._store, self._layout = None, None
@@ -183,7 +183,11 @@ class SlowTier:
 
     def rest(self) -> None:
         """Ends the worker and gives the buffers back until the next forward."""
-        self._end_stream()
+        if self._stream is not None:
+            self._stream.drain()
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        self._stream, self._prefetcher, self._buffers = None, None, []
 
     def close(self) -> None:
         """Ends the worker and gives files and memory back. Twice is harmless."""
@@ -251,13 +255,6 @@ class SlowTier:
             ORDERS[self._config.prefetch],
             self._counters,
         )
-
-    def _end_stream(self) -> None:
-        if self._stream is not None:
-            self._stream.drain()
-        if self._prefetcher is not None:
-            self._prefetcher.close()
-        self._stream, self._prefetcher, self._buffers = None, None, []
 
     def _device(self, place: int) -> torch.device:
         return self._pool.store(self._layers[place]).keys.device
