@@ -24,12 +24,14 @@ from oval_adapters.interrupts import hold_interrupts
 from oval_adapters.linears import patch_linears
 from oval_adapters.patch import OvalCall, Patch
 from oval_adapters.pieces import merge_outputs, split_call
+from oval_adapters.routing.resolve import resolve_router
 from oval_core.attention import create_backend
 from oval_core.config import OvalConfig, check_int
 from oval_core.errors import CacheMismatchError, UnsupportedModelError
 from oval_core.metrics import CacheCounters
 from oval_core.paged_cache import PagedCache
-from oval_core.policy import create_policy
+from oval_core.routing.registry import create_policy
+from oval_core.routing.router import Router
 from oval_core.tiers import check_tiers
 
 if TYPE_CHECKING:
@@ -77,7 +79,8 @@ class Attachment:
         self._drops_cache_above = family.drops_cache_above(self._text_config)
         weight = next(self._decoder.parameters())
         self._backend = create_backend(config.backend, weight.device, weight.dtype)
-        self._policy = create_policy(config.policy)
+        self._router = None if config.routing is None else resolve_router(config.routing, model)
+        create_policy(config, self._windows, self._router)  # an error now, not at the first prompt
         if config.tiers is not None:
             check_tiers(config, len(self._windows))
         self._name = f"oval-{next(_serial)}"
@@ -97,18 +100,21 @@ class Attachment:
         """Name of the attention backend that `config.backend` was resolved to."""
         return self._backend.name
 
-    def new_cache(self, reserve_tokens: int = 0) -> OvalCache:
+    def new_cache(self, reserve_tokens: int = 0, router: Router | None = None) -> OvalCache:
         """Returns an empty cache for this model, to pass as `cache=` to a forward or to `generate`.
 
         Args:
             reserve_tokens: tokens a row to set aside at the first forward; 0 grows by need.
+            router: scores pages in place of the router of the settings; for policies that select.
         """
         check_int("reserve_tokens", reserve_tokens, 0, None)
         reserve = self.config.reserve_tokens or reserve_tokens
         paged = PagedCache(
             self.config,
             self._windows,
-            self._policy,
+            create_policy(
+                self.config, self._windows, router or self._router, self.counters.routing
+            ),
             self._backend,
             counters=self.counters,
         )
@@ -140,8 +146,17 @@ class Attachment:
             "linears": self.linears,
             "page_size": self.config.page_size,
             **self.counters.to_dict(),
+            **self._routing_stats(),
             **self._tier_stats(),
         }
+
+    def _routing_stats(self) -> dict[str, Any]:
+        routing = self.config.routing
+        if routing is None or self._router is None:
+            return {}
+        facts = {"router": self._router.name, "token_budget": routing.token_budget}
+        shared = {"budget_share": routing.budget_share, "coverage": routing.coverage}
+        return {"routing": {**facts, **shared, **self.counters.routing.to_dict()}}
 
     def _tier_stats(self) -> dict[str, Any]:
         tiers = self.config.tiers
@@ -270,7 +285,7 @@ class Attachment:
                 cache.abort()
             raise
         with hold_interrupts():
-            cache.commit(output[0] if self.config.track_hidden else None)
+            cache.commit(output[0] if cache.paged.tracks_hidden else None)
         return output
 
     def _names(self, args: tuple[Any, ...]) -> dict[str, Any]:

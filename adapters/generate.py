@@ -10,6 +10,7 @@ import torch
 
 from oval_adapters.hf_cache import OvalCache
 from oval_core.errors import ConfigError
+from oval_core.routing.router import Router
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from oval_adapters.attachment import Attachment
 
 _log = logging.getLogger(__name__)
+_ROUTER_PARTS = ("name", "lead", "needs", "score")
 
 
 def wrap_generate(attachment: Attachment, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,19 +26,21 @@ def wrap_generate(attachment: Attachment, original: Callable[..., Any]) -> Calla
 
     The returned function takes everything that `generate` takes, and:
         use_oval: False runs this call as if not attached.
-        oval_router, oval_page_manager: parts of the article's call style; checked, and not used by the
-            policy `full`, which reads every page.
+        oval_router: scores pages in this call, in place of the router of the settings; a
+            `oval_core.routing.router.Router`, such as `OVALRouter`. The policy `full` reads every page and uses none.
+        oval_page_manager: part of the article's call style; checked, and not used: pages and their co-occurrence
+            are the cache's own.
     A call that brings its own cache, `use_cache=False` or a `cache_implementation` keeps it.
     """
 
     def generate(
         *args: Any,
         use_oval: bool = True,
-        oval_router: torch.nn.Module | None = None,
+        oval_router: Router | None = None,
         oval_page_manager: object | None = None,
         **kwargs: Any,
     ) -> Any:
-        _check_parts(use_oval, oval_router, oval_page_manager)
+        _check_parts(attachment, use_oval, oval_router, oval_page_manager)
         if kwargs.get("past_key_values", ...) is None:
             del kwargs["past_key_values"]
         own, made = kwargs.get("cache", kwargs.get("past_key_values")), None
@@ -49,7 +53,7 @@ def wrap_generate(attachment: Attachment, original: Callable[..., Any]) -> Calla
                 return original(*args, **kwargs)
             prompt = _prompt(args, kwargs)
             attachment.check_prompt(prompt, kwargs.get("attention_mask"))
-            made = attachment.new_cache(settings.expected_tokens(prompt))
+            made = attachment.new_cache(settings.expected_tokens(prompt), oval_router)
             kwargs["cache"] = own = made
         if not attachment.owns(own):
             return original(*args, **kwargs)
@@ -129,20 +133,22 @@ def _check_not_ours(cache: object) -> None:
         )
 
 
-def _check_parts(use_oval: object, router: object, page_manager: object) -> None:
+def _check_parts(
+    attachment: Attachment, use_oval: object, router: object, page_manager: object
+) -> None:
     if not isinstance(use_oval, bool):
         raise ConfigError(f"use_oval: got {use_oval!r}. Allowed: True or False. Pass one of them.")
-    if router is not None and not isinstance(router, torch.nn.Module):
+    if router is not None and not all(hasattr(router, name) for name in _ROUTER_PARTS):
         raise ConfigError(
-            f"oval_router: got {type(router).__name__}. Allowed: a torch.nn.Module that maps hidden states to "
-            "page scores, or None. Pass a router, not its name."
+            f"oval_router: got {type(router).__name__}. Allowed: a router (an object with {', '.join(_ROUTER_PARTS)}, such "
+            "as oval_core.OVALRouter), or None. Pass a router, not its name."
         )
     if page_manager is not None and isinstance(page_manager, str | bytes | int | float | bool):
         raise ConfigError(
             f"oval_page_manager: got {page_manager!r}. Allowed: a page manager object, or None. "
             "Pass the object itself."
         )
-    if router is not None or page_manager is not None:
-        _log.warning(
-            "oval_router and oval_page_manager were checked and are not used: the policy 'full' reads every page."
-        )
+    if router is not None and attachment.config.policy == "full":
+        _log.warning("oval_router is not used: the policy 'full' reads every page.")
+    if page_manager is not None:
+        _log.warning("oval_page_manager is not used: pages and their graph are the cache's own.")

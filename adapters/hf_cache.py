@@ -18,6 +18,7 @@ from oval_adapters.interrupts import hold_interrupts
 from oval_core.errors import CacheMismatchError, PromptTooLongError, UnsupportedModelError
 from oval_core.metrics import StepMetrics
 from oval_core.paged_cache import PagedCache
+from oval_core.policy import SelectionPolicy
 from oval_core.values import RowRequest
 
 if TYPE_CHECKING:
@@ -222,8 +223,17 @@ class OvalCache(Cache):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OvalCache:
         """Copies tokens and pages (prefix reuse by `copy.deepcopy`); the copy belongs to the same model."""
+        return self.copy()
+
+    def copy(self, policy: SelectionPolicy | None = None) -> OvalCache:
+        """Returns an independent copy with the same tokens and pages, for the same model.
+
+        Args:
+            policy: what the copy selects by, if not as this cache does; it must know the text already.
+        """
         self._mend()
-        twin = OvalCache(self.paged.clone(), self._config, self._windows, self.owner, self.reserve)
+        paged = self.paged.clone(policy)
+        twin = OvalCache(paged, self._config, self._windows, self.owner, self.reserve)
         twin._columns = self._columns.copy()
         return twin
 

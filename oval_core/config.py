@@ -11,10 +11,11 @@ from oval_core.errors import ConfigError, did_you_mean
 
 MIN_PAGE_SIZE = 1
 MAX_PAGE_SIZE = 32
-POLICY_NAMES = ("full",)
+POLICY_NAMES = ("full", "guarded", "routed")
 BACKEND_NAMES = ("auto", "native", "reference", "sdpa", "torch")
 LINEARS_NAMES = ("auto", "gemv", "hf", "native")
 PREFETCH_NAMES = ("layer", "none", "oracle", "recent")
+SIZING_NAMES = ("attention_entropy", "dynamic", "fixed", "key_similarity")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +70,8 @@ class TierConfig:
             raise ConfigError(
                 "tiers.direct_io: got true without a disk. Allowed: with tiers.disk. Name a folder."
             )
-        object.__setattr__(self, "dense_layers", _check_layers(self.dense_layers))
+        layers = _check_layers("tiers.dense_layers", self.dense_layers)
+        object.__setattr__(self, "dense_layers", layers)
         if self.link_gbps is not None:
             _check_number("tiers.link_gbps", self.link_gbps, 1e-6)
         _check_number("tiers.link_latency_us", self.link_latency_us, 0.0)
@@ -93,12 +95,88 @@ class TierConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RoutingConfig:
+    """What the policies `routed` and `guarded` read. Both are lossy below a budget of the whole text.
+
+    Attributes:
+        router: what scores pages: a name of `oval_core.routing.ROUTER_NAMES`, or a folder with a trained router;
+            `auto` takes the trained router that ships for this model, or else `sketch`.
+        token_budget: tokens that a layer reads of a sequence, always-kept ones included.
+        budget_share: in place of `token_budget`: this share of the sequence, above 0 and up to 1; None for tokens.
+        coverage: under `guarded`, the attention mass that pages must be estimated to hold before a layer goes on.
+        num_sink_tokens: first tokens of a sequence that are always read.
+        window_size: last tokens of a sequence that are always read; uncommitted ones are, besides.
+        dense_layers: decoder layers that read everything.
+        layer_groups: selections a forward: neighbouring layers share one.
+        lead: forwards for which a selection stands before the next is made.
+        max_queries: forwards with more new tokens a row read everything: a prompt, a new turn.
+        audit_every: measure the attention mass that selections miss at each so-many-th forward, by reading all keys;
+            None for never.
+        sizing: where text pages end: `fixed` (all of `page_size`), or by the prompt: `dynamic`, `key_similarity`,
+            `attention_entropy`.
+    """
+
+    router: str = "auto"
+    token_budget: int = 1024
+    budget_share: float | None = None
+    coverage: float = 0.99
+    num_sink_tokens: int = 16
+    window_size: int = 64
+    dense_layers: tuple[int, ...] = (0, 1)
+    layer_groups: int = 3
+    lead: int = 1
+    max_queries: int = 16
+    audit_every: int | None = None
+    sizing: str = "fixed"
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.router, str) and self.router):
+            raise ConfigError(
+                f"routing.router: got {self.router!r}. Allowed: a router's name, or a folder. Name one."
+            )
+        check_int("routing.token_budget", self.token_budget, 1, None)
+        if self.budget_share is not None:
+            _check_share("routing.budget_share", self.budget_share)
+        _check_share("routing.coverage", self.coverage)
+        check_int("routing.num_sink_tokens", self.num_sink_tokens, 0, None)
+        check_int("routing.window_size", self.window_size, 1, None)
+        check_int("routing.layer_groups", self.layer_groups, 1, None)
+        check_int("routing.lead", self.lead, 1, None)
+        check_int("routing.max_queries", self.max_queries, 1, None)
+        if self.audit_every is not None:
+            check_int("routing.audit_every", self.audit_every, 1, None)
+        _check_name("routing.sizing", self.sizing, SIZING_NAMES)
+        layers = _check_layers("routing.dense_layers", self.dense_layers)
+        object.__setattr__(self, "dense_layers", layers)
+
+    def budget(self, length: int) -> int:
+        """Returns how many tokens of a sequence of this length a layer reads."""
+        if self.budget_share is None:
+            return self.token_budget
+        return math.ceil(self.budget_share * length)
+
+    @classmethod
+    def from_dict(cls, values: object) -> RoutingConfig:
+        """Builds the settings from plain values; an unknown key raises `ConfigError`."""
+        if isinstance(values, RoutingConfig):
+            return values
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                f"routing: got {values!r}. Allowed: null, or settings such as {{token_budget: 1024}}. Give these."
+            )
+        _check_keys(values, cls, "routing.")
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OvalConfig:
     """Settings of a paged cache.
 
     Attributes:
         page_size: tokens in a sealed text page, 1..32.
-        policy: which pages a query reads. `full` reads all of them and equals dense attention.
+        policy: which pages a query reads. `full` reads all of them and equals dense attention. `routed` reads those
+            that a router chose, within a budget. `guarded` also fetches, layer by layer, what the true query is
+            estimated to miss. The last two are lossy.
         backend: attention backend; `auto` takes `native` for bf16 on a CPU with a C compiler, `torch` on other
             CPUs and `sdpa` elsewhere.
         linears: how linear layers run for a single token: for bf16 on a CPU `auto` takes `native` (C) or, without
@@ -108,6 +186,8 @@ class OvalConfig:
         track_hidden: also keep each token's last hidden state, for page summaries (hidden mean).
         tiers: how much stays in fast memory and where the rest goes (a `TierConfig`, or a mapping of its values);
             None keeps everything.
+        routing: what `routed` and `guarded` read (a `RoutingConfig`, or a mapping of its values); None takes its
+            defaults with these policies.
     """
 
     page_size: int = 16
@@ -117,6 +197,7 @@ class OvalConfig:
     reserve_tokens: int | None = None
     track_hidden: bool = False
     tiers: TierConfig | None = None
+    routing: RoutingConfig | None = None
 
     def __post_init__(self) -> None:
         check_int("page_size", self.page_size, MIN_PAGE_SIZE, MAX_PAGE_SIZE)
@@ -128,6 +209,15 @@ class OvalConfig:
         _check_bool("track_hidden", self.track_hidden)
         if self.tiers is not None:
             object.__setattr__(self, "tiers", TierConfig.from_dict(self.tiers))
+        if self.routing is not None:
+            object.__setattr__(self, "routing", RoutingConfig.from_dict(self.routing))
+            if self.policy == "full":
+                raise ConfigError(
+                    "routing: got settings with policy 'full', which reads everything. Allowed: with policy 'routed' "
+                    "or 'guarded'. Choose one of them, or leave routing out."
+                )
+        elif self.policy != "full":
+            object.__setattr__(self, "routing", RoutingConfig())
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> OvalConfig:
@@ -175,11 +265,17 @@ def _check_number(name: str, value: object, low: float) -> None:
         raise ConfigError(f"{name}: got {value!r}. Allowed: a number from {low:g} on. Give one.")
 
 
-def _check_layers(layers: object) -> tuple[int, ...]:
+def _check_share(name: str, value: object) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < float(cast("float", value)) <= 1:
+        raise ConfigError(f"{name}: got {value!r}. Allowed: above 0, up to 1. Give such a share.")
+
+
+def _check_layers(name: str, layers: object) -> tuple[int, ...]:
     if not isinstance(layers, list | tuple):
         raise ConfigError(
-            f"tiers.dense_layers: got {layers!r}. Allowed: a list of layer numbers. Give such a list."
+            f"{name}: got {layers!r}. Allowed: a list of layer numbers. Give such a list."
         )
     for layer in layers:
-        check_int("tiers.dense_layers", layer, 0, None)
+        check_int(name, layer, 0, None)
     return tuple(sorted(set(layers)))

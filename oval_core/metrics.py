@@ -19,6 +19,7 @@ class CacheCounters:
         peak_slots: most slots in use at the end of a forward.
         peak_bytes: most bytes set aside at the end of a forward.
         tiers: what moved between tiers.
+        routing: what the policies `routed` and `guarded` read.
     """
 
     forwards: int = 0
@@ -29,6 +30,7 @@ class CacheCounters:
     peak_slots: int = 0
     peak_bytes: int = 0
     tiers: TierCounters = field(default_factory=lambda: TierCounters())
+    routing: RoutingCounters = field(default_factory=lambda: RoutingCounters())
 
     def count_forward(self, num_tokens: int, num_slots: int, num_bytes: int) -> None:
         """Counts one committed forward."""
@@ -38,8 +40,9 @@ class CacheCounters:
         self.peak_bytes = max(self.peak_bytes, num_bytes)
 
     def to_dict(self) -> dict[str, int]:
-        """Returns the totals by name, without those of the tiers."""
-        return {name: value for name, value in asdict(self).items() if name != "tiers"}
+        """Returns the totals by name, without those of tiers and routing."""
+        parts = ("tiers", "routing")
+        return {name: value for name, value in asdict(self).items() if name not in parts}
 
 
 @dataclass(slots=True)
@@ -113,3 +116,37 @@ class StepMetrics:
     lead_s: float
     hits: Mapping[int, int]
     misses: Mapping[int, int]
+
+
+@dataclass(slots=True)
+class RoutingCounters:
+    """Totals of what a policy that selects pages let layers read; all over rows, forwards and routed layers.
+
+    Attributes:
+        selections: rows of forwards that read a selection.
+        dense_forwards: rows of forwards that read everything: prompts, short texts, nothing known yet.
+        tokens_read: keys that routed layers read in selections, new ones and repairs included.
+        tokens_present: keys that they would have read without.
+        tokens_repaired: of `tokens_read`, those that were asked for only when the true query was known.
+        summary_tokens: bytes of key summaries that were scored, in keys and values of as many bytes.
+        audits: layers of which the true attention mass was measured.
+        audited_mass: sum of the share of it that the pages read had.
+    """
+
+    selections: int = 0
+    dense_forwards: int = 0
+    tokens_read: int = 0
+    tokens_present: int = 0
+    tokens_repaired: int = 0
+    summary_tokens: float = 0.0
+    audits: int = 0
+    audited_mass: float = 0.0
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """Returns the totals by name, with the shares that they give; None where nothing was counted."""
+        read, present = self.tokens_read, self.tokens_present
+        return {
+            **asdict(self),
+            "read_share": read / present if present else None,
+            "mass_recall": self.audited_mass / self.audits if self.audits else None,
+        }

@@ -47,7 +47,7 @@ class PageSummaries:
     def __init__(self, table: PageTable, pool: KVPool, read_keys: ReadKeys) -> None:
         self._table = table
         self._pool = pool
-        self._read_keys = read_keys
+        self.read_keys = read_keys
         self._keys: dict[int, dict[int, tuple[_Stamp, tuple[torch.Tensor, ...]]]] = {}
         self._hidden: dict[int, tuple[_Stamp, tuple[torch.Tensor, ...]]] = {}
 
@@ -55,7 +55,7 @@ class PageSummaries:
         """Returns the key bounds of a row's pages that hold a committed token."""
 
         def make(pages: Sequence[Page], slots: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
-            keys = self._read_keys(layer_idx, pages, slots)
+            keys = self.read_keys(layer_idx, pages, slots)
             keys = keys.view(keys.shape[0], len(pages), -1, keys.shape[2]).transpose(
                 0, 1
             )  # [P, K, tokens, D]
@@ -75,6 +75,17 @@ class PageSummaries:
 
         _, (mean,) = self._refresh(self._hidden, row, make)
         return mean
+
+    def last_hidden(self, row: int) -> torch.Tensor:
+        """Returns the last hidden state [C] of a row's newest committed token; needs `track_hidden`."""
+        hidden = self._pool.hidden
+        assert hidden is not None, "hidden states are kept only with track_hidden"
+        seq = self._table.sequences[row]
+        newest = seq.num_committed - 1
+        for page in reversed(seq.pages):
+            if newest in page.tokens:
+                return hidden[page.slots[page.tokens.index(newest)]]
+        raise AssertionError("the row holds no committed token")
 
     def _refresh(
         self,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from oval_core.config import MAX_PAGE_SIZE
 from oval_core.page_layout import Relayout, plan_relayout
 from oval_core.pages import Page, PageKind, SequencePages, merge_runs
+from oval_core.repaging import PageShape, PlaceOf, Repaged, at_home, plan_repaging
 from oval_core.slot_allocator import SlotAllocator
 
 
@@ -78,7 +79,8 @@ class PageTable:
 
     def copy_regions(self, count: int) -> list[int]:
         """Sizes of the regions that `count` forks take at most: one open page each."""
-        return [self.page_size] * count
+        tails = [seq.tail.capacity for seq in self.sequences if seq.tail is not None]
+        return [max([self.page_size, *tails])] * count
 
     def cut_pages(self, row: int, length: int) -> list[Page]:
         """Pages of which `truncate(row, length)` keeps some tokens and drops others."""
@@ -199,6 +201,48 @@ class PageTable:
         seq.changed()
         return copies
 
+    def repage(
+        self, row: int, first_token: int, sizes: Sequence[int], place_of: PlaceOf = at_home
+    ) -> list[Repaged]:
+        """Puts tokens from `first_token` on into pages of these sizes; no K/V move, every token keeps its slot.
+
+        A new page owns just the slots of its tokens; the last one of the sequence keeps the room of the open page
+        that it replaces, up to 32 slots in all. See `plan_repaging` for the arguments, and for where pages are cut.
+
+        Returns:
+            What became what, in the order of the sequence. Ids of the old pages are released.
+        """
+        seq = self.sequences[row]
+        done: list[Repaged] = []
+        for part in reversed(plan_repaging(seq, first_token, sizes, place_of)):
+            old = seq.pages[part.start : part.end]
+            for page in old:
+                self._release(page)
+            new = [self._shaped_page(shape) for shape in part.shapes]
+            seq.pages[part.start : part.end] = new
+            done.append(Repaged(tuple(old), tuple(new)))
+        if done:
+            seq.changed()
+        return done[::-1]
+
+    def seal_tail(self, row: int) -> Page | None:
+        """Seals the open page of a row before it is full, between commits; what is vacant in its region is free again.
+
+        Returns:
+            The page, whose `capacity` shrank; None where there is no open page, or one with holes between its tokens,
+            which goes on.
+        """
+        seq = self.sequences[row]
+        assert seq.num_tentative == 0, "seal between commits only"
+        page = seq.tail
+        if page is None or max(page.slots) != page.base + len(page) - 1:
+            return None
+        self._allocator.free(page.base + len(page), page.capacity - len(page))
+        page.capacity = len(page)
+        page.sealed = True
+        self._is_even = False
+        return page
+
     def reorder(self, rows: Sequence[int]) -> SlotCopy:
         """Replaces the batch by sequences[rows[0]], sequences[rows[1]], ...; rows may repeat (a fork).
 
@@ -289,6 +333,12 @@ class PageTable:
         self._is_even = self._is_even and capacity % self.page_size == 0
         self._next_page_id += 1
         return Page(self._next_page_id, base, capacity, kind)
+
+    def _shaped_page(self, shape: PageShape) -> Page:
+        page = self._new_page(shape.capacity, "text", shape.base)
+        assert page.base == shape.base, "the slots of the old pages are taken"
+        shape.fill(page)
+        return page
 
     def _copy_page(self, seq: SequencePages, index: int, copies: SlotCopy) -> Page:
         old = seq.pages[index]

@@ -19,7 +19,7 @@ from oval_core.pages import Page
 from oval_core.policy import SelectionPolicy
 from oval_core.storage import ForwardRequest, ResidentStorage, Storage
 from oval_core.tiers import TieredStorage
-from oval_core.values import LayerSpec, RowRequest, StepPlan
+from oval_core.values import LayerSpec, PageSelection, RowRequest, StepPlan
 
 
 class PagedCache:
@@ -55,10 +55,11 @@ class PagedCache:
         self.last_step: StepMetrics | None = None
         self._windows = windows
         self._policy = policy
-        resident = ResidentStorage(self.table, self.pool, backend)
+        resident = ResidentStorage(self.table, self.pool, backend, policy)
         tiered = None
         if config.tiers is not None:
-            tiered = TieredStorage(self.table, windows, config, backend, self.counters.tiers)
+            moved = self.counters.tiers
+            tiered = TieredStorage(self.table, windows, config, backend, moved, policy)
         self._set_storages(resident, tiered)
         self._plan: StepPlan | None = None
         self._is_first = False
@@ -72,6 +73,7 @@ class PagedCache:
             tiered if tiered is not None and i in tiered.layers else resident for i in layers
         ]
         self._summaries = PageSummaries(self.table, self.pool, _key_reader(self._of_layer))
+        self._policy.bind(self._summaries)
 
     @property
     def plan(self) -> StepPlan:
@@ -98,6 +100,16 @@ class PagedCache:
     def max_new_tokens(self, rows: int) -> int | None:
         """Returns how many tokens a row a forward should bring at most; None where memory sets no limit."""
         return None if self.tiers is None else self.tiers.max_new_tokens(rows)
+
+    @property
+    def tracks_hidden(self) -> bool:
+        """Whether `commit` must be given the last hidden states."""
+        return self.config.track_hidden or self._policy.tracks_hidden
+
+    @property
+    def policy(self) -> SelectionPolicy:
+        """What chooses the pages that forwards read."""
+        return self._policy
 
     @property
     def is_running(self) -> bool:
@@ -154,7 +166,7 @@ class PagedCache:
         forward = ForwardRequest(
             requests=requests,
             new_slots=slots,
-            selection=self._policy.select(self.table.sequences),
+            selection=self._policy.select(self.table.sequences, counts),
             num_queries=num_queries,
             device=device,
             bias=bias,
@@ -177,15 +189,17 @@ class PagedCache:
         """Makes the tokens of the running forward count.
 
         Args:
-            hidden_states: last hidden states [B, T, C], kept when `config.track_hidden`.
+            hidden_states: last hidden states [B, T, C]; needed where `tracks_hidden`.
         """
         plan = self.plan
-        if self.config.track_hidden and hidden_states is not None:
+        if self.tracks_hidden and hidden_states is not None:
             self.pool.write_hidden(hidden_states, plan)
         for row, row_plan in enumerate(plan.rows):
             self.table.commit(row, row_plan.num_new)
         self._settle_pages()
-        self._end_forward()
+        self._policy.commit(self.table.sequences, plan, hidden_states)
+        foreseen = None if self.tiers is None else self._policy.foresee(self.table.sequences)
+        self._end_forward(foreseen)
         self._is_first = False
         self.counters.count_forward(
             sum(row.num_new for row in plan.rows), self.table.num_used, self.bytes_allocated
@@ -193,7 +207,8 @@ class PagedCache:
 
     def abort(self) -> None:
         """Drops the tokens of the running forward: the cache is as it was before `begin`."""
-        self._end_forward()
+        self._end_forward(None)
+        self._policy.abort()
         if self._is_first:  # nothing is bound yet: not the batch size, nor dtype and head dims
             self._is_first = self._is_moving = False
             self._clear()
@@ -219,15 +234,17 @@ class PagedCache:
         self._settle()
         self._make_room(self.table.copy_regions(len(rows) - len(set(rows))))
         self._copy(self.table.reorder(rows))
+        self._policy.reorder(rows)
         self._settle_pages()
 
     def reset(self) -> None:
         """Drops every sequence; memory stays for the next ones."""
-        self._end_forward()
+        self._end_forward(None)
         if self._is_moving:
             self._clear()
             self._is_moving = False
         self.table.reset()
+        self._policy.reset()
         self._settle_pages()
 
     def rest(self) -> None:
@@ -249,13 +266,18 @@ class PagedCache:
         order = tokens.argsort().to(keys.device)
         return keys.index_select(1, order), values.index_select(1, order)
 
-    def clone(self) -> PagedCache:
-        """Returns an independent copy, with the same policy and backend; the totals stay common."""
+    def clone(self, policy: SelectionPolicy | None = None) -> PagedCache:
+        """Returns an independent copy, with the same backend; the totals stay common.
+
+        Args:
+            policy: in place of a copy of this cache's; it must know the text already.
+        """
         self._settle()
         self._check_whole()
         twin = copy.copy(self)
         twin.table = copy.deepcopy(self.table)
-        resident, *tiered = [storage.clone(twin.table) for storage in self._storages]
+        twin._policy = policy if policy is not None else self._policy.clone()
+        resident, *tiered = [storage.clone(twin.table, twin._policy) for storage in self._storages]
         assert isinstance(resident, ResidentStorage)
         twin.pool = resident.pool
         twin._set_storages(resident, cast("TieredStorage", tiered[0]) if tiered else None)
@@ -288,13 +310,14 @@ class PagedCache:
         for storage in self._storages:
             storage.settle(released)
 
-    def _end_forward(self) -> None:
+    def _end_forward(self, foreseen: PageSelection | None) -> None:
         self._plan = None
         for storage in self._storages:
-            self.last_step = storage.end_forward() or self.last_step
+            self.last_step = storage.end_forward(foreseen) or self.last_step
 
     def _clear(self) -> None:
         self.table.reset()
+        self._policy.reset()
         self.table.forget_slots()
         for storage in self._storages:
             storage.clear()

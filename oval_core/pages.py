@@ -105,11 +105,7 @@ class SequencePages:
             self._ordered = self._is_ordered()
         if self._ordered:
             return None
-        return [
-            token
-            for page in self.pages
-            for _, token in sorted(zip(page.slots, page.tokens, strict=True))
-        ]
+        return key_tokens_of(self.pages)
 
     def token_slots(self) -> list[int]:
         """Slot of each token, in token order."""
@@ -154,3 +150,10 @@ def merge_runs(runs: Sequence[Run]) -> list[Run]:
     for run in runs:
         extend_runs(merged, run)
     return merged
+
+
+def key_tokens_of(pages: Sequence[Page]) -> list[int]:
+    """Token index of each slot of some pages, page after page, by ascending slot."""
+    return [
+        token for page in pages for _, token in sorted(zip(page.slots, page.tokens, strict=True))
+    ]

@@ -47,6 +47,9 @@ def row_plan(
     key_tokens = None
     if pages.key_tokens is not None:
         key_tokens = torch.tensor(pages.key_tokens, dtype=torch.long, device=device)
+    page_slots = None
+    if pages.page_starts:
+        page_slots = torch.tensor([pages.page_starts, [size for _, size in pages.pages]])
     hidden = request.hidden
     if hidden is not None:
         hidden = torch.cat([hidden, hidden.new_zeros(request.num_new)])
@@ -62,6 +65,8 @@ def row_plan(
         key_tokens=key_tokens,
         positions=request.positions,
         hidden=hidden,
+        pages=pages.pages,
+        page_slots=page_slots,
     )
 
 

@@ -1,22 +1,94 @@
-"""Which pages a forward reads. Knows nothing of K/V, devices or models."""
+"""Which pages a forward reads: the contract between a cache and its policy, and the policy that reads everything.
+
+Knows nothing of models or devices.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from oval_core.errors import ConfigError, did_you_mean
-from oval_core.pages import SequencePages
-from oval_core.values import PageSelection
+import torch
+
+from oval_core.kv_pool import LayerStore
+from oval_core.page_summary import PageSummaries
+from oval_core.pages import Page, SequencePages
+from oval_core.values import LayerSpec, PageSelection, RowPlan, StepPlan
 
 
 class SelectionPolicy(Protocol):
-    """Chooses, once a forward, the pages that its queries read."""
+    """Chooses, for one cache, the pages that each forward reads, and may look at what they get.
+
+    A forward is `select`, then for each layer `saw` and `missed`, then `commit` or `abort`.
+    """
 
     name: str
 
-    def select(self, sequences: Sequence[SequencePages]) -> PageSelection:
-        """Returns the pages to read for each row; those of uncommitted tokens must be among them."""
+    @property
+    def tracks_hidden(self) -> bool:
+        """Whether the cache must keep the last hidden state of every token, and hand new ones to `commit`."""
+        ...
+
+    def bind(self, summaries: PageSummaries) -> None:
+        """Is given the summaries of the cache's pages, before anything else."""
+        ...
+
+    def select(self, sequences: Sequence[SequencePages], num_new: Sequence[int]) -> PageSelection:
+        """Returns what to read; `num_new[row]` tokens have just been appended, their pages are among it."""
+        ...
+
+    def watches(self, layer_idx: int) -> bool:
+        """Whether `saw` and `missed` are to be called for this layer."""
+        ...
+
+    def saw(
+        self,
+        layer_idx: int,
+        row: int,
+        query: torch.Tensor,
+        store: LayerStore,
+        plan: RowPlan,
+        spec: LayerSpec,
+        bias: torch.Tensor | None,
+        page_lse: torch.Tensor | None,
+    ) -> None:
+        """Is told that a row attended, with query [H, N, D], over the keys of `plan` in `store`, under a mask or none.
+
+        page_lse: log of the sum of exp(score) of each page, [H, 1, P], if it was measured on the way.
+        """
+        ...
+
+    def missed(self, layer_idx: int) -> Sequence[Sequence[Page]]:
+        """Returns the pages that each row must read besides, now that the layer read its selection; empty for none."""
+        ...
+
+    def commit(
+        self,
+        sequences: Sequence[SequencePages],
+        plan: StepPlan,
+        hidden_states: torch.Tensor | None,
+    ) -> None:
+        """Takes what was seen; the new tokens count. hidden_states: last ones [B, T, C], if tracked."""
+        ...
+
+    def foresee(self, sequences: Sequence[SequencePages]) -> PageSelection | None:
+        """Returns what one more token a row would read as things are; None if that is everything or unknown."""
+        ...
+
+    def abort(self) -> None:
+        """Forgets what was seen since `select`."""
+        ...
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Makes row i what row rows[i] was; a repeated row goes on by itself afterwards."""
+        ...
+
+    def reset(self) -> None:
+        """Forgets every row."""
+        ...
+
+    def clone(self) -> SelectionPolicy:
+        """Returns an independent copy, for a copy of the cache."""
         ...
 
 
@@ -24,15 +96,52 @@ class FullPolicy:
     """Reads every page: equal to dense attention."""
 
     name = "full"
+    tracks_hidden = False
 
-    def select(self, sequences: Sequence[SequencePages]) -> PageSelection:
+    def bind(self, summaries: PageSummaries) -> None:
+        """Does nothing: no summary is needed."""
+
+    def select(
+        self,
+        sequences: Sequence[SequencePages],  # noqa: ARG002 - a `SelectionPolicy`
+        num_new: Sequence[int],  # noqa: ARG002
+    ) -> PageSelection:
         """Returns all pages of every row."""
-        return PageSelection((None,) * len(sequences))
+        return PageSelection()
 
+    def watches(self, layer_idx: int) -> bool:  # noqa: ARG002
+        """Returns False: nothing depends on what pages get."""
+        return False
 
-def create_policy(name: str) -> SelectionPolicy:
-    """Returns the policy of this name; raises `ConfigError` for another."""
-    policies = {FullPolicy.name: FullPolicy}
-    if name not in policies:
-        raise ConfigError(f"policy: got {name!r}; {did_you_mean(name, policies)}")
-    return policies[name]()
+    def saw(self, *_: object) -> None:
+        """Is never called."""
+        raise AssertionError("nobody watches")
+
+    def missed(self, layer_idx: int) -> Sequence[Sequence[Page]]:  # noqa: ARG002
+        """Returns nothing: all was read."""
+        return ()
+
+    def commit(
+        self,
+        sequences: Sequence[SequencePages],
+        plan: StepPlan,
+        hidden_states: torch.Tensor | None,
+    ) -> None:
+        """Does nothing."""
+
+    def foresee(self, sequences: Sequence[SequencePages]) -> PageSelection | None:  # noqa: ARG002
+        """Returns None: everything."""
+        return None
+
+    def abort(self) -> None:
+        """Does nothing."""
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Does nothing."""
+
+    def reset(self) -> None:
+        """Does nothing."""
+
+    def clone(self) -> FullPolicy:
+        """Returns a policy for a copy of the cache."""
+        return FullPolicy()

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
 
 from oval_core.attention import AttentionBackend
-from oval_core.kv_pool import KVPool
+from oval_core.attention.base import row_bias, row_query
+from oval_core.attention.in_parts import Source, Watch, attend_in_parts
+from oval_core.kv_pool import KVPool, LayerStore
 from oval_core.metrics import StepMetrics
 from oval_core.page_layout import Relayout
 from oval_core.page_table import PageTable, SlotCopy
-from oval_core.pages import Page
-from oval_core.plan import build_plan
-from oval_core.values import LayerSpec, PageSelection, RowPages, RowRequest, StepPlan
+from oval_core.pages import Page, Run, SequencePages, extend_runs, key_tokens_of
+from oval_core.plan import build_plan, row_plan
+from oval_core.policy import SelectionPolicy
+from oval_core.values import (
+    LayerSpec,
+    PageSelection,
+    RowPages,
+    RowPagesChosen,
+    RowPlan,
+    RowRequest,
+    StepPlan,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +46,10 @@ class ForwardRequest:
     def needs_order(self) -> bool:
         """Whether some layer must know the token behind each key."""
         return self.has_windows or self.num_queries > 1 or self.bias is not None
+
+    def needs_tokens(self, row: int) -> bool:
+        """Whether the order of a row's keys no longer says which tokens they are, once keys between them are left out."""
+        return self.has_windows or self.bias is not None or self.requests[row].hidden is not None
 
 
 class Storage(Protocol):
@@ -68,8 +84,12 @@ class Storage(Protocol):
         """Attends with query [B, H, T, D] over what the plan selected; returns [B, T, H, E]."""
         ...
 
-    def end_forward(self) -> StepMetrics | None:
-        """Ends the planned forward, committed or not; returns what it moved, if this storage moves anything."""
+    def end_forward(self, foreseen: PageSelection | None) -> StepMetrics | None:
+        """Ends the planned forward, committed or not; returns what it moved, if this storage moves anything.
+
+        Args:
+            foreseen: what the next forward will most likely read; None for everything, as far as anybody knows.
+        """
         ...
 
     def copy_slots(self, copies: SlotCopy) -> None:
@@ -90,19 +110,24 @@ class Storage(Protocol):
         """Ends threads and files; the content is lost. Twice is harmless."""
         ...
 
-    def clone(self, table: PageTable) -> Storage:
-        """Returns an independent copy for a copy of the table."""
+    def clone(self, table: PageTable, policy: SelectionPolicy) -> Storage:
+        """Returns an independent copy for copies of the table and of the policy."""
         ...
 
 
 class ResidentStorage:
     """Everything stays in fast memory: slots of the table are slots of the pool."""
 
-    def __init__(self, table: PageTable, pool: KVPool, backend: AttentionBackend) -> None:
+    def __init__(
+        self, table: PageTable, pool: KVPool, backend: AttentionBackend, policy: SelectionPolicy
+    ) -> None:
         self._table = table
         self.pool = pool
         self._backend = backend
+        self._policy = policy
         self._plan: StepPlan | None = None
+        self._forward: ForwardRequest | None = None
+        self._chosen: list[StepPlan] = []
 
     @property
     def bytes_allocated(self) -> int:
@@ -121,17 +146,9 @@ class ResidentStorage:
 
     def plan(self, forward: ForwardRequest) -> StepPlan:
         """Reads the slots of the table; see `Storage.plan`."""
-        assert all(pages is None for pages in forward.selection.pages), "no policy selects pages"
-        rows = []
-        for seq, request, slots in zip(
-            self._table.sequences, forward.requests, forward.new_slots, strict=True
-        ):
-            ordered = forward.needs_order or request.hidden is not None
-            key_tokens = seq.key_tokens() if ordered else None
-            rows.append(RowPages(seq.runs(), key_tokens, slots, seq.length))
-        self._plan = build_plan(
-            rows, forward.requests, forward.num_queries, forward.device, forward.bias
-        )
+        self._forward = forward
+        self._plan = self._plan_of(forward, [None] * len(forward.requests))
+        self._chosen = [self._plan_of(forward, rows) for rows in forward.selection.groups]
         return self._plan
 
     def write(self, layer_idx: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -142,11 +159,60 @@ class ResidentStorage:
     def attend(self, layer_idx: int, query: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
         """Attends over the pool; see `Storage.attend`."""
         assert self._plan is not None, "attend outside a forward"
-        return self._backend.attend(query, self.pool.store(layer_idx), self._plan, spec)
+        assert self._forward is not None
+        group = self._forward.selection.group_of.get(layer_idx)
+        if group is not None:
+            plan = self._chosen[group]
+            sources = self._sources(layer_idx, plan)
+            watch = watcher(self._policy, layer_idx, spec)
+            return attend_in_parts(self._backend, query, plan, spec, sources, watch)
+        store = self.pool.store(layer_idx)
+        watch_all(self._policy, layer_idx, query, store, self._plan, spec)
+        return self._backend.attend(query, store, self._plan, spec)
 
-    def end_forward(self) -> StepMetrics | None:
+    def _sources(self, layer_idx: int, plan: StepPlan) -> Iterator[Source]:
+        """Yields what was chosen, then what the policy finds missing when that was read."""
+        store = self.pool.store(layer_idx)
+        for index, row in enumerate(plan.rows):
+            if row.num_new:
+                yield store, [(index, row)]
+        for index, pages in enumerate(self._policy.missed(layer_idx)):
+            if pages:
+                yield store, [(index, self._past(index, pages))]
+
+    def _past(self, index: int, pages: Sequence[Page]) -> RowPlan:
+        assert self._forward is not None
+        seq = self._table.sequences[index]
+        tokens = key_tokens_of(pages) if self._forward.needs_tokens(index) else None
+        sizes, starts = page_sizes(pages), page_starts(pages)
+        where = RowPages(_runs(pages), tokens, (), seq.length, sizes, starts)
+        return row_plan(where, self._forward.requests[index], self._forward.device, is_past=True)
+
+    def _plan_of(self, forward: ForwardRequest, chosen: Sequence[RowPagesChosen]) -> StepPlan:
+        rows = []
+        for index, pages in enumerate(chosen):
+            seq, slots = self._table.sequences[index], forward.new_slots[index]
+            if pages is None:
+                rows.append(self._whole_row(forward, index, seq, slots))
+                continue
+            tokens = chosen_tokens(forward, index, pages)
+            sizes, starts = page_sizes(pages), page_starts(pages)
+            rows.append(RowPages(_runs(pages), tokens, slots, seq.length, sizes, starts))
+        requests, queries = forward.requests, forward.num_queries
+        return build_plan(rows, requests, queries, forward.device, forward.bias)
+
+    def _whole_row(
+        self, forward: ForwardRequest, index: int, seq: SequencePages, slots: Sequence[int]
+    ) -> RowPages:
+        ordered = forward.needs_order or forward.requests[index].hidden is not None
+        key_tokens = seq.key_tokens() if ordered else None
+        sizes = page_sizes(seq.pages) if forward.selection.is_watched else ()
+        return RowPages(seq.runs(), key_tokens, slots, seq.length, sizes)
+
+    def end_forward(self, foreseen: PageSelection | None) -> StepMetrics | None:  # noqa: ARG002
         """Forgets the plan; nothing was moved."""
-        self._plan = None
+        self._plan = self._forward = None
+        self._chosen = []
         return None
 
     def copy_slots(self, copies: SlotCopy) -> None:
@@ -169,6 +235,78 @@ class ResidentStorage:
     def close(self) -> None:
         """Does nothing: there are neither threads nor files."""
 
-    def clone(self, table: PageTable) -> ResidentStorage:
-        """Returns an independent copy for a copy of the table."""
-        return ResidentStorage(table, self.pool.clone(), self._backend)
+    def clone(self, table: PageTable, policy: SelectionPolicy) -> ResidentStorage:
+        """Returns an independent copy for copies of the table and of the policy."""
+        return ResidentStorage(table, self.pool.clone(), self._backend, policy)
+
+
+def watcher(policy: SelectionPolicy, layer_idx: int, spec: LayerSpec) -> Watch | None:
+    """Returns what tells a policy of a layer's reads; None where it does not care."""
+    if not policy.watches(layer_idx):
+        return None
+
+    def watch(
+        index: int,
+        query: torch.Tensor,
+        store: LayerStore,
+        row: RowPlan,
+        bias: torch.Tensor | None,
+        page_lse: torch.Tensor | None,
+    ) -> None:
+        policy.saw(layer_idx, index, query, store, row, spec, bias, page_lse)
+
+    return watch
+
+
+def watch_all(
+    policy: SelectionPolicy,
+    layer_idx: int,
+    query: torch.Tensor,
+    store: LayerStore,
+    plan: StepPlan,
+    spec: LayerSpec,
+) -> None:
+    """Tells a policy of every row of a layer that reads everything from one place."""
+    watch = watcher(policy, layer_idx, spec)
+    if watch is None:
+        return
+    for index, row in enumerate(plan.rows):
+        if row.num_new:
+            bias = row_bias(plan, index, row, query.device)
+            watch(index, row_query(query, index, row), store, row, bias, None)
+
+
+def page_sizes(pages: Sequence[Page]) -> tuple[tuple[int, int], ...]:
+    """Returns (page id, tokens) of each page."""
+    return tuple((page.page_id, len(page)) for page in pages)
+
+
+def page_starts(
+    pages: Sequence[Page], shift: Callable[[Page], int] | None = None
+) -> tuple[int, ...]:
+    """Returns the first slot of each page, moved by its shift; nothing where a page lies in pieces."""
+    starts = []
+    for page in pages:
+        runs = page.runs()
+        if len(runs) != 1:
+            return ()
+        starts.append(runs[0][0] + (0 if shift is None else shift(page)))
+    return tuple(starts)
+
+
+def chosen_tokens(forward: ForwardRequest, index: int, pages: Sequence[Page]) -> list[int] | None:
+    """Returns the tokens behind the keys of chosen pages, the new ones among them; None where their order says enough."""
+    if forward.needs_tokens(index):
+        return key_tokens_of(pages)
+    if forward.num_queries == 1:
+        return None
+    tokens = key_tokens_of(pages)
+    return None if all(a < b for a, b in pairwise(tokens)) else tokens
+
+
+def _runs(pages: Sequence[Page]) -> list[Run]:
+    runs: list[Run] = []
+    for page in pages:
+        for run in page.runs():
+            extend_runs(runs, run)
+    return runs

@@ -46,6 +46,8 @@ class RowPlan:
             order matters (no window, mask or hidden key where tokens are left out).
         positions: [num_tokens] as in `RowRequest`, by token index.
         hidden: bool [length] true where no query may look; None when nowhere.
+        pages: (page id, tokens) of the keys, in key order; empty unless somebody watches what pages get.
+        page_slots: int64 [2, P] first slot and number of slots of these pages; None where one lies in pieces.
     """
 
     num_new: int
@@ -57,6 +59,8 @@ class RowPlan:
     key_tokens: torch.Tensor | None = None
     positions: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
+    pages: tuple[tuple[int, int], ...] = ()
+    page_slots: torch.Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -111,22 +115,34 @@ class RowPages:
         key_tokens: token index of each, as in `RowPlan`.
         new_slots: slots of the row's new tokens, in token order.
         num_tokens: tokens of the sequence, new ones included.
+        pages: as in `RowPlan`.
+        page_starts: first slot of each of them; empty where one lies in pieces.
     """
 
     runs: Sequence[Run]
     key_tokens: Sequence[int] | None
     new_slots: Sequence[int]
     num_tokens: int
+    pages: tuple[tuple[int, int], ...] = ()
+    page_starts: tuple[int, ...] = ()
+
+
+RowPagesChosen = tuple[Page, ...] | None
+"""The pages that a row reads, in the order of the sequence; None for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageSelection:
-    """What a policy chose.
+    """What a policy chose for one forward. Without groups, every layer reads everything.
 
     Attributes:
-        pages: the pages that each row reads; None for all of them.
+        groups: selections, each with the pages of every row.
+        group_of: by layer, which of them it reads; a layer that is not named reads everything.
         scores: by page id, how much a page is wanted later: where memory is short, low ones leave it first.
+        is_watched: whether the policy looks at what the pages get.
     """
 
-    pages: tuple[tuple[Page, ...] | None, ...]
+    groups: tuple[tuple[RowPagesChosen, ...], ...] = ()
+    group_of: Mapping[int, int] = field(default_factory=dict)
     scores: Mapping[int, float] = field(default_factory=dict)
+    is_watched: bool = False

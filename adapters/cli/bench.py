@@ -24,6 +24,8 @@ from oval_adapters.cli.bench_options import (
 )
 from oval_adapters.cli.parity import parity_command
 from oval_adapters.cli.prefetch import prefetch_command
+from oval_adapters.cli.recall import recall_command
+from oval_adapters.cli.router_cost import router_command
 from oval_adapters.cli.tier_options import TierOptions, check_for_model, with_tier_options
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ def register(app: typer.Typer) -> None:
     group.command("decode")(with_tier_options(decode_command))
     group.command("parity")(with_tier_options(parity_command))
     group.command("prefetch")(prefetch_command)
+    group.command("recall")(recall_command)
+    group.command("router")(router_command)
     app.add_typer(group, name="bench")
 
 

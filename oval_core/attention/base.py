@@ -50,6 +50,16 @@ class AttentionBackend(Protocol):
         """
         ...
 
+    def attend_pages(
+        self, query: torch.Tensor, store: LayerStore, row: RowPlan, spec: LayerSpec
+    ) -> tuple[Part, torch.Tensor] | None:
+        """Attends with one query of a row, [H, 1, D], over `row.pages`, and measures what each page gets.
+
+        Returns:
+            The part, and the log-sum-exp [H, 1, P] of each page; None where this backend has no way of its own to it.
+        """
+        ...
+
 
 class RowBackend(ABC):
     """Walks the rows of a batch; a backend says what one row does."""
@@ -88,6 +98,16 @@ class RowBackend(ABC):
     ) -> torch.Tensor:
         """Attends with the N new tokens of one row, query [H, N, D]; returns [H, N, E]."""
         return merge(self.attend_parts(query, store, row, spec, bias))
+
+    def attend_pages(
+        self,
+        query: torch.Tensor,  # noqa: ARG002 - an `AttentionBackend`
+        store: LayerStore,  # noqa: ARG002
+        row: RowPlan,  # noqa: ARG002
+        spec: LayerSpec,  # noqa: ARG002
+    ) -> tuple[Part, torch.Tensor] | None:
+        """Returns None: attention and measuring are two steps."""
+        return None
 
     @abstractmethod
     def attend_parts(

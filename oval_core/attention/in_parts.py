@@ -5,17 +5,24 @@ Shapes: B rows, T queries, N new tokens of a row, H heads, E head dim of values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
-from oval_core.attention.base import AttentionBackend, put_row, row_bias, row_query
+from oval_core.attention.base import AttentionBackend, put_row, read, row_bias, row_query
 from oval_core.attention.partial import Part, merge, merge_parts
 from oval_core.kv_pool import LayerStore
 from oval_core.values import LayerSpec, RowPlan, StepPlan
 
 Source = tuple[LayerStore, Sequence[tuple[int, RowPlan]]]
 """Keys in one place and, for each row that reads of them, (row, which)."""
+
+Watch = Callable[
+    [int, torch.Tensor, LayerStore, RowPlan, torch.Tensor | None, torch.Tensor | None], None
+]
+"""Told of every (row, its queries [H, N, D], keys in one place, which of them, additive mask, what each page got if that is
+known) that is attended."""
 
 _MAX_PARTS = 8
 """Parts of a row that are held before they are merged."""
@@ -30,10 +37,12 @@ def attend_in_parts(
     plan: StepPlan,
     spec: LayerSpec,
     sources: Iterable[Source],
+    watch: Watch | None = None,
 ) -> torch.Tensor:
     """Attends with query [B, H, T, D] over the keys of all sources; returns [B, T, H, E].
 
-    A source is done with before the next is asked for, so sources may share memory.
+    A source is done with before the next is asked for, so sources may share memory, and what is asked for may depend
+    on what `watch` was told.
     """
     results: list[list[Part]] = [[] for _ in plan.rows]
     out: torch.Tensor | None = None
@@ -46,13 +55,33 @@ def attend_in_parts(
                 continue
             bias = row_bias(plan, index, row, query.device)
             asked = row_query(query, index, row)
-            parts = results[index] + backend.attend_parts(asked, store, row, spec, bias)
+            parts = results[index]
+            measured = None
+            if watch is not None:
+                measured = (
+                    None if bias is not None else backend.attend_pages(asked, store, row, spec)
+                )
+                if measured is None:
+                    store, row = gathered(store, row)
+                watch(index, asked, store, row, bias, None if measured is None else measured[1])
+            if measured is not None:
+                parts = [*parts, measured[0]]
+            else:
+                parts = parts + backend.attend_parts(asked, store, row, spec, bias)
             results[index] = [merge_parts(parts)] if len(parts) >= _max_parts(parts[0]) else parts
     assert out is not None, "no source"
     for index, parts in enumerate(results):
         if parts:
             put_row(out[index], plan.rows[index], merge(parts))
     return out
+
+
+def gathered(store: LayerStore, row: RowPlan) -> tuple[LayerStore, RowPlan]:
+    """Returns a row's keys side by side, and the plan over them: gathered once for whoever reads them."""
+    if len(row.segments) == 1 and isinstance(row.segments[0], slice):
+        return store, row
+    keys, values = read(store.keys, row.segments), read(store.values, row.segments)
+    return LayerStore(keys, values), replace(row, segments=(slice(0, row.length),))
 
 
 def _max_parts(part: Part) -> int:

@@ -9,7 +9,7 @@ from oval_core.attention.partial import Part
 from oval_core.attention.torch_backend import TorchBackend
 from oval_core.kv_pool import LayerStore
 from oval_core.native import load_kernels, unavailable_reason
-from oval_core.values import Segment
+from oval_core.values import LayerSpec, RowPlan, Segment
 
 
 class NativeBackend(TorchBackend):
@@ -49,3 +49,17 @@ class NativeBackend(TorchBackend):
         kernels = load_kernels(query.shape[2], query.shape[0] // store.keys.shape[0])
         keys, values = read(store.keys, (part,)), read(store.values, (part,))
         return kernels.decode_part(query, keys, values, scaling)
+
+    def attend_pages(
+        self, query: torch.Tensor, store: LayerStore, row: RowPlan, spec: LayerSpec
+    ) -> tuple[Part, torch.Tensor] | None:
+        """Attends over pages where they lie, and measures them on the way; see `AttentionBackend.attend_pages`."""
+        if row.page_slots is None or not row.is_plain or query.shape[1] != 1:
+            return None
+        if query.dtype != torch.bfloat16 or spec.window is not None or spec.softcap is not None:
+            return None
+        if store.keys.shape != store.values.shape or not store.keys.is_contiguous():
+            return None
+        kernels = load_kernels(query.shape[2], query.shape[0] // store.keys.shape[0])
+        starts, counts = row.page_slots
+        return kernels.decode_pages(query, store.keys, store.values, starts, counts, spec.scaling)

@@ -40,7 +40,7 @@ _GCC_FLAGS = (  # several sums side by side: 1.5 times as fast here; other compi
 )
 _TIMEOUT_S = 120
 
-_ABI = 2
+_ABI = 3
 """Raised here and in the sources with every change of a C function's arguments: a process that was started before an
 upgrade must not call code of after it."""
 

@@ -3,7 +3,7 @@
  * bf16 in, float32 inside, bf16 out. Shapes: B rows, K KV heads, G query heads a KV head (GROUP), D head dim
  * (HEAD_DIM), L keys. Keys and values are read once, where they lie in the pool.
  */
-#if ABI != 2 /* see build.py */
+#if ABI != 3 /* see build.py */
 #error "these kernels belong to another version of OVAL"
 #endif
 #include <math.h>
@@ -168,6 +168,123 @@ int oval_decode_part(const bf16 *query, const bf16 *keys, const bf16 *values, fl
         }
     free(states);
     return 0;
+}
+
+/* Adds `count` keys that lie side by side to a part; page_lse[g] is what they got: log of the sum of exp(score). */
+static void attend_page(const float query[GROUP][HEAD_DIM], const bf16 *keys, const bf16 *values, int count,
+                        part_state *state, float page_lse[GROUP]) {
+    float scores[GROUP][BLOCK], scale[GROUP];
+    for (int j = 0; j < count; j++) {
+        float wide[HEAD_DIM];
+        for (int d = 0; d < HEAD_DIM; d++) wide[d] = widen(keys[j * HEAD_DIM + d]);
+        for (int g = 0; g < GROUP; g++) {
+            float dot = 0.0f;
+            for (int d = 0; d < HEAD_DIM; d++) dot += query[g][d] * wide[d];
+            scores[g][j] = dot;
+        }
+    }
+    for (int g = 0; g < GROUP; g++) {
+        float top = scores[g][0], sum = 0.0f;
+        for (int j = 1; j < count; j++) top = scores[g][j] > top ? scores[g][j] : top;
+        for (int j = 0; j < count; j++) {
+            scores[g][j] = exp_negative(scores[g][j] - top);
+            sum += scores[g][j];
+        }
+        page_lse[g] = top + logf(sum);
+        float highest = state->top[g] > top ? state->top[g] : top;
+        float keep = exp_negative(state->top[g] - highest);
+        scale[g] = exp_negative(top - highest);
+        state->sum[g] = state->sum[g] * keep + sum * scale[g];
+        state->top[g] = highest;
+        for (int d = 0; d < HEAD_DIM; d++) state->acc[g][d] *= keep;
+    }
+    for (int j = 0; j < count; j++) {
+        float wide[HEAD_DIM];
+        for (int d = 0; d < HEAD_DIM; d++) wide[d] = widen(values[j * HEAD_DIM + d]);
+        for (int g = 0; g < GROUP; g++) {
+            float weight = scores[g][j] * scale[g];
+            for (int d = 0; d < HEAD_DIM; d++) state->acc[g][d] += weight * wide[d];
+        }
+    }
+}
+
+/* One row over some pages, read where they lie, and what each of them gets. query: [K, G, D]; out: [K, G, D], lse:
+ * [K, G] and page_lse: [K, G, P], float32. Page p is slots [starts[p], starts[p] + counts[p]), 1..BLOCK of them.
+ */
+int oval_decode_pages(const bf16 *query, const bf16 *keys, const bf16 *values, float *out, float *lse, float *page_lse,
+                      const int64_t *starts, const int64_t *counts, int64_t pages, int64_t kv_heads,
+                      int64_t head_stride, float scaling, int64_t parts, int threads) {
+    part_state *states = malloc(kv_heads * parts * sizeof(part_state));
+    if (!states) return 1;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t task = 0; task < kv_heads * parts; task++) {
+        int64_t head = task / parts, part = task % parts;
+        part_state *state = &states[task];
+        float wide[GROUP][HEAD_DIM], got[GROUP];
+        for (int g = 0; g < GROUP; g++) {
+            state->top[g] = -INFINITY;
+            state->sum[g] = 0.0f;
+            for (int d = 0; d < HEAD_DIM; d++) {
+                state->acc[g][d] = 0.0f;
+                wide[g][d] = widen(query[(head * GROUP + g) * HEAD_DIM + d]) * scaling;
+            }
+        }
+        for (int64_t p = pages * part / parts; p < pages * (part + 1) / parts; p++) {
+            int64_t offset = head * head_stride + starts[p] * HEAD_DIM;
+            attend_page(wide, keys + offset, values + offset, (int)counts[p], state, got);
+            for (int g = 0; g < GROUP; g++) page_lse[(head * GROUP + g) * pages + p] = got[g];
+        }
+    }
+    for (int64_t head = 0; head < kv_heads; head++)
+        for (int g = 0; g < GROUP; g++) {
+            int64_t at = head * GROUP + g;
+            lse[at] = merge_parts(states + head * parts, parts, g, out + at * HEAD_DIM);
+        }
+    free(states);
+    return 0;
+}
+
+/* Scores of one query a head against page sketches: log of the sum of exp(score) that a page has by its sketch, which is
+ * mean, RANK directions, each of at most `most` tokens' places along them, noise variance and number of tokens (see
+ * routing/key_signals.py). query: [heads, G, D]; out: [heads, G, P]; sketches of a head lie `width` apart, heads
+ * `head_stride`.
+ */
+#define RANK 2
+void oval_sketch(const bf16 *query, const bf16 *sketches, float *out, int64_t heads, int64_t pages,
+                 int64_t head_stride, int64_t width, int64_t most, float scaling, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t head = 0; head < heads; head++) {
+        float wide[GROUP][HEAD_DIM], energy[GROUP];
+        for (int g = 0; g < GROUP; g++) {
+            energy[g] = 0.0f;
+            for (int d = 0; d < HEAD_DIM; d++) {
+                wide[g][d] = widen(query[(head * GROUP + g) * HEAD_DIM + d]) * scaling;
+                energy[g] += wide[g][d] * wide[g][d];
+            }
+        }
+        for (int64_t page = 0; page < pages; page++) {
+            const bf16 *axes = sketches + head * head_stride + page * width;
+            const bf16 *places = axes + (1 + RANK) * HEAD_DIM;
+            float noise = widen(places[RANK * most]), direction[1 + RANK][HEAD_DIM], at[RANK][BLOCK];
+            int count = (int)widen(places[RANK * most + 1]);
+            for (int a = 0; a <= RANK; a++)
+                for (int d = 0; d < HEAD_DIM; d++) direction[a][d] = widen(axes[a * HEAD_DIM + d]);
+            for (int a = 0; a < RANK; a++)
+                for (int j = 0; j < count; j++) at[a][j] = widen(places[a * most + j]);
+            for (int g = 0; g < GROUP; g++) {
+                float along[1 + RANK], scores[BLOCK], top, sum = 0.0f;
+                for (int a = 0; a <= RANK; a++) {
+                    along[a] = 0.0f;
+                    for (int d = 0; d < HEAD_DIM; d++) along[a] += wide[g][d] * direction[a][d];
+                }
+                for (int j = 0; j < count; j++) scores[j] = along[0] + along[1] * at[0][j] + along[2] * at[1][j];
+                top = scores[0];
+                for (int j = 1; j < count; j++) top = scores[j] > top ? scores[j] : top;
+                for (int j = 0; j < count; j++) sum += exp_negative(scores[j] - top);
+                out[(head * GROUP + g) * pages + page] = top + logf(sum) + 0.5f * energy[g] * noise;
+            }
+        }
+    }
 }
 
 /* out[o] = sum_i weight[o][i] * x[i] (+ bias[o]): one token through a linear layer. Returns as oval_decode. */

@@ -17,6 +17,9 @@ from oval_core.native.build import build_library
 _MIN_PART = 256
 """Keys of a part below which sharing out costs more than an idle core."""
 
+_MIN_PAGES = 16
+"""The same, in pages."""
+
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -42,6 +45,13 @@ class Kernels:
         self._decode_part.argtypes = [
             *[_POINTER] * 5, *[_COUNT] * 4, ctypes.c_float, _COUNT, ctypes.c_int
         ]  # fmt: skip
+        self._decode_pages = self._library.oval_decode_pages
+        self._decode_pages.argtypes = [
+            *[_POINTER] * 8, *[_COUNT] * 3, ctypes.c_float, _COUNT, ctypes.c_int
+        ]  # fmt: skip
+        self._sketch = self._library.oval_sketch
+        self._sketch.argtypes = [*[_POINTER] * 3, *[_COUNT] * 5, ctypes.c_float, ctypes.c_int]
+        self._sketch.restype = None
         self._gemv.argtypes = [*[_POINTER] * 4, _COUNT, _COUNT, ctypes.c_int]
         self._check()
 
@@ -110,6 +120,66 @@ class Kernels:
             raise MemoryError("no memory for the partial sums of a decode step")
         return out, lse
 
+    def decode_pages(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        starts: torch.Tensor,
+        counts: torch.Tensor,
+        scaling: float,
+    ) -> tuple[Part, torch.Tensor]:
+        """Attends with one query over some pages, where they lie, and says what each of them gets.
+
+        Args:
+            query: [H, 1, D] bf16.
+            keys: pool [K, S, D] bf16, contiguous.
+            values: pool [K, S, D] bf16, contiguous.
+            starts: int64 [P] first slot of each page.
+            counts: int64 [P] slots of each, side by side, 1..64.
+            scaling: factor on q.k.
+        Returns:
+            (output [H, 1, D], log-sum-exp [H, 1]), and the log-sum-exp of each page [H, 1, P]; float32.
+        """
+        heads, _, dim = query.shape
+        kv_heads, slots, _ = keys.shape
+        pages = len(starts)
+        query = query.contiguous()
+        out = torch.empty(heads, 1, dim, dtype=torch.float32)
+        lse = torch.empty(heads, 1, dtype=torch.float32)
+        page_lse = torch.empty(heads, 1, pages, dtype=torch.float32)
+        failed = self._decode_pages(
+            query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), lse.data_ptr(),
+            page_lse.data_ptr(), starts.data_ptr(), counts.data_ptr(), pages, kv_heads, slots * dim, scaling,
+            num_parts(kv_heads, pages, _MIN_PAGES), torch.get_num_threads(),
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("no memory for the partial sums of a decode step")
+        return (out, lse), page_lse
+
+    def sketch_scores(
+        self, query: torch.Tensor, sketches: torch.Tensor, scaling: float, most_tokens: int
+    ) -> torch.Tensor:
+        """Returns scores [Y, H, P], float32, of queries [Y, H, D] against page sketches [Y, K, P, E], both bf16.
+
+        Args:
+            query: one a layer.
+            sketches: `Sketch` summaries, pages side by side; layers and KV heads may have room between them.
+            scaling: factor on q.k.
+            most_tokens: as in `Sketch`.
+        """
+        layers, heads, _ = query.shape
+        _, kv_heads, pages, width = sketches.shape
+        assert sketches.stride(2) == width
+        assert sketches.stride(0) == kv_heads * sketches.stride(1)
+        out = torch.empty(layers, heads, pages, dtype=torch.float32)
+        query = query.contiguous()
+        self._sketch(
+            query.data_ptr(), sketches.data_ptr(), out.data_ptr(), layers * kv_heads, pages, sketches.stride(1), width,
+            most_tokens, scaling, torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
     def gemv(
         self, weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
@@ -143,8 +213,28 @@ class Kernels:
         right = torch.allclose(got.float().flatten(), want, rtol=1e-2, atol=1e-3)
         right &= torch.allclose(merge(parts).flatten(), want, rtol=1e-2, atol=1e-3)
         right &= torch.allclose(product, keys[0].float() @ x.float(), rtol=1e-2, atol=1e-2)
+        right &= self._reads_pages(query[0], keys, values, scores[..., :288], want)
         if not right:
             raise BackendUnavailableError("the compiled kernels failed their self-check")
+
+    def _reads_pages(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scores: torch.Tensor,
+        want: torch.Tensor,
+    ) -> bool:
+        # slots 7..296 as 18 pages of 16 and one of 2, in two calls
+        starts, counts = 7 + 16 * torch.arange(19), torch.tensor([16] * 18 + [2])
+        scaling = 0.5 * self.head_dim**-0.5
+        paged = [
+            self.decode_pages(query, keys, values, starts[at], counts[at], scaling)
+            for at in (slice(0, 18), slice(18, 19))
+        ]
+        by_page = scores.reshape(*scores.shape[:-1], 18, 16).logsumexp(-1).view(-1, 1, 18)
+        right = torch.allclose(merge([part for part, _ in paged]).flatten(), want, 1e-2, 1e-3)
+        return right and torch.allclose(paged[0][1], by_page, 1e-2, 1e-2)
 
 
 @functools.cache

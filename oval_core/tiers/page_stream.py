@@ -84,11 +84,15 @@ class PageStream:
 
     def begin(self, script: Sequence[Batch]) -> None:
         """Starts a forward; what was fetched ahead and is not in its script is thrown away."""
+        self.expect(script)
+        self.approach(-1)
+
+    def expect(self, script: Sequence[Batch]) -> None:
+        """Takes over what the next forward will most likely read; `end` starts to fetch it."""
         self._script = script
         wanted = {batch.key for batch in script}
         for key in [key for key in self._ahead if key not in wanted]:
             self._discard(key)
-        self.approach(-1)
 
     def approach(self, layer: int) -> None:
         """Starts to fetch what should be fetched when this layer is next, -1 before the first."""

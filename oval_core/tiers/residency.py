@@ -72,6 +72,43 @@ class Residency:
             self.version += 1
         self._read_at.pop(page_id, None)
 
+    def place_of(self, page: Page) -> int | None:
+        """Returns `shift(page)`, or None where the page has no place: a `PlaceOf`."""
+        return self.shift(page) if page.page_id in self._base else None
+
+    def repage(self, old: Sequence[Page], new: Sequence[Page]) -> bool:
+        """Gives the places of pages to others over the same slots of the table; K/V stay where they are.
+
+        Args:
+            old: pages as they were, none of them shared.
+            new: pages whose regions lie within those of the old ones.
+        Returns:
+            False, and nothing is changed, unless all old pages have places, and these lie to each other as the slots do.
+        """
+        shifts = {self.place_of(page) for page in old}
+        if None in shifts or len(shifts) != 1:
+            return False
+        shift = self.shift(old[0])
+        read_at = max(self._read_at.get(page.page_id, 0) for page in old)
+        for page in old:
+            self.remove(page.page_id)
+        for page in new:
+            base = self._allocator.allocate(page.capacity, page.base + shift)
+            assert base == page.base + shift, "the regions of the old pages are taken"
+            self._base[page.page_id] = base
+            self._capacity[page.page_id] = page.capacity
+            if read_at:
+                self._read_at[page.page_id] = read_at
+        self.version += 1
+        return True
+
+    def shrink(self, page: Page) -> None:
+        """Follows a page whose region lost its end; one without a place is no error."""
+        base, old = self._base.get(page.page_id), self._capacity.get(page.page_id, 0)
+        if base is not None and page.capacity < old:
+            self._allocator.free(base + page.capacity, old - page.capacity)
+            self._capacity[page.page_id] = page.capacity
+
     def read(self, page_ids: Collection[int], forward: int) -> None:
         """Notes that a forward reads these pages."""
         for page_id in page_ids:

@@ -105,6 +105,13 @@ class SlowTier:
         if self._stream is not None:
             self._stream.begin(script)
 
+    def expect(self, script: Sequence[Batch]) -> None:
+        """Says what the next forward will most likely read, in place of what this one read."""
+        if script and self._stream is None:
+            self._stream = self._open_stream()
+        if self._stream is not None:
+            self._stream.expect(script)
+
     def approach(self, place: int) -> None:
         """Starts to fetch what should be fetched when this layer is next."""
         if self._stream is not None:
@@ -114,7 +121,8 @@ class SlowTier:
         """Yields K and V of a layer's batches in turn; each is valid until the next is asked for."""
         self.check_open()
         layout, _ = self._opened()
-        assert self._stream is not None, "stream before begin"
+        if self._stream is None:  # nobody expected this layer to read of the slow tier
+            self._stream = self._open_stream()
         shape, device = layout.shapes[place], self._device(place)
         with contextlib.closing(self._stream.read(batches, asked)) as arrived:
             for batch, buffer in arrived:

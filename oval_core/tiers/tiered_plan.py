@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from oval_core.pages import Page, Run, SequencePages, extend_runs
+from oval_core.pages import Page, Run, SequencePages, extend_runs, key_tokens_of
 from oval_core.plan import build_plan, row_plan
-from oval_core.storage import ForwardRequest
+from oval_core.storage import ForwardRequest, chosen_tokens, page_sizes, page_starts
 from oval_core.tiers.residency import Residency
 from oval_core.tiers.transfer import Batch
-from oval_core.values import RowPages, RowPlan, StepPlan
+from oval_core.values import RowPages, RowPagesChosen, RowPlan, StepPlan
 
 Reader = tuple[int, RowPlan]
 """(row, which keys of a source it reads)."""
@@ -78,17 +78,60 @@ class TieredPlanner:
         self._kept: dict[int, _Kept] = {}
 
     def plan(self, sequences: Sequence[SequencePages], forward: ForwardRequest) -> TieredPlan:
-        """Plans a forward whose tokens have just been appended."""
-        splits = [self._split(row, seq) for row, seq in enumerate(sequences)]
+        """Plans a forward whose tokens have just been appended, for layers that read everything."""
+        return self.plan_chosen(sequences, forward, [None] * len(sequences))
+
+    def plan_chosen(
+        self,
+        sequences: Sequence[SequencePages],
+        forward: ForwardRequest,
+        chosen: Sequence[RowPagesChosen],
+    ) -> TieredPlan:
+        """Plans the same forward for layers that read only these pages of each row."""
+        splits = [
+            self._split(row, seq) if pages is None else self._walk(pages)
+            for row, (seq, pages) in enumerate(zip(sequences, chosen, strict=True))
+        ]
         rows = []
         for row, (seq, split) in enumerate(zip(sequences, splits, strict=True)):
-            exact = self._needs_tokens(forward, row)
-            ordered = split.is_ordered and not (exact and split.away)
-            asked = exact or forward.num_queries > 1
-            tokens = _key_tokens(split.here) if asked and not ordered else None
-            rows.append(RowPages(split.runs, tokens, self._new_slots(seq), seq.length))
+            tokens = self._tokens(forward, row, split, is_chosen=chosen[row] is not None)
+            is_watched = forward.selection.is_watched
+            sizes = page_sizes(split.here) if is_watched else ()
+            starts = page_starts(split.here, self._residency.shift) if is_watched else ()
+            slots = self._new_slots(seq)
+            rows.append(RowPages(split.runs, tokens, slots, seq.length, sizes, starts))
         fast = build_plan(rows, forward.requests, forward.num_queries, forward.device, forward.bias)
         return TieredPlan(fast, self._groups(sequences, splits, forward))
+
+    def plan_past(
+        self, seq: SequencePages, forward: ForwardRequest, row: int, pages: Sequence[Page]
+    ) -> tuple[RowPlan | None, tuple[Group, ...]]:
+        """Plans what one row reads besides, all older than its new tokens: in the pool, and in groups that are brought."""
+        split = self._walk(pages)
+        here = None
+        if split.here:
+            tokens = key_tokens_of(split.here) if forward.needs_tokens(row) else None
+            sizes = page_sizes(split.here)
+            starts = page_starts(split.here, self._residency.shift)
+            where = RowPages(split.runs, tokens, (), seq.length, sizes, starts)
+            here = row_plan(where, forward.requests[row], forward.device, is_past=True)
+        away = {page.page_id for page in split.away}
+        groups = []
+        for members in _cut(split.away, self._batch_tokens):
+            reader = self._reader(members, away, seq, forward, row)
+            groups.append(Group(_batch(members), ((row, reader),), 0))
+        return here, tuple(groups)
+
+    @staticmethod
+    def _tokens(
+        forward: ForwardRequest, row: int, split: _Split, is_chosen: bool
+    ) -> list[int] | None:
+        exact = forward.needs_tokens(row)
+        if is_chosen:
+            return chosen_tokens(forward, row, split.here)
+        ordered = split.is_ordered and not (exact and split.away)
+        asked = exact or forward.num_queries > 1
+        return key_tokens_of(split.here) if asked and not ordered else None
 
     def _split(self, row: int, seq: SequencePages) -> _Split:
         # Only the last page grows without an edit, so the pages before it are walked once.
@@ -132,19 +175,34 @@ class TieredPlanner:
     def _groups(
         self, sequences: Sequence[SequencePages], splits: Sequence[_Split], forward: ForwardRequest
     ) -> tuple[Group, ...]:
+        away = [{page.page_id for page in split.away} for split in splits]
+        groups = []
+        for members in self._members(splits):
+            group = self._group(members, away, sequences, forward)
+            if group.readers:
+                groups.append(group)
+        return tuple(groups)
+
+    def batches(
+        self, sequences: Sequence[SequencePages], chosen: Sequence[RowPagesChosen]
+    ) -> list[Batch]:
+        """Returns what a layer would have brought that reads these pages, for layer 0: the batches of such a plan."""
+        splits = [
+            self._walk(seq.pages if pages is None else pages)
+            for seq, pages in zip(sequences, chosen, strict=True)
+        ]
+        return [_batch(members) for members in self._members(splits)]
+
+    def _members(self, splits: Sequence[_Split]) -> list[list[Page]]:
         # Groups do not cross rows: a page that leaves then changes the last group of its row only. A page that
         # rows share comes once, with the first of them.
-        groups: list[Group] = []
         seen: set[int] = set()
-        away = [{page.page_id for page in split.away} for split in splits]
+        groups: list[list[Page]] = []
         for split in splits:
             pages = [page for page in split.away if page.page_id not in seen]
             seen.update(page.page_id for page in pages)
-            for members in _cut(pages, self._batch_tokens):
-                group = self._group(members, away, sequences, forward)
-                if group.readers:
-                    groups.append(group)
-        return tuple(groups)
+            groups += _cut(pages, self._batch_tokens)
+        return groups
 
     def _group(
         self,
@@ -164,8 +222,7 @@ class TieredPlanner:
             newest = max(max(page.tokens) for page in members if page.page_id in own)
             first = sequences[row].length - request.num_new
             behind.append(first - newest if request.positions is None else 0)
-        batch = Batch(0, ids, tuple(len(page) for page in members))
-        return Group(batch, tuple(readers), min(behind, default=0))
+        return Group(_batch(members), tuple(readers), min(behind, default=0))
 
     def _reader(
         self,
@@ -181,23 +238,11 @@ class TieredPlanner:
             if page.page_id in own:
                 extend_runs(runs, (start, start + len(page)))
             start += len(page)
-        tokens = None
-        if self._needs_tokens(forward, row):
-            tokens = _key_tokens([page for page in members if page.page_id in own])
-        where = RowPages(runs, tokens, (), seq.length)
+        mine = [page for page in members if page.page_id in own]
+        tokens = key_tokens_of(mine) if forward.needs_tokens(row) else None
+        sizes = page_sizes(mine) if forward.selection.is_watched else ()
+        where = RowPages(runs, tokens, (), seq.length, sizes)
         return row_plan(where, forward.requests[row], forward.device, is_past=True)
-
-    @staticmethod
-    def _needs_tokens(forward: ForwardRequest, row: int) -> bool:
-        # Where pages are missing between the keys, their order alone no longer says which tokens they are.
-        has_hidden = forward.requests[row].hidden is not None
-        return forward.has_windows or forward.bias is not None or has_hidden
-
-
-def _key_tokens(pages: Sequence[Page]) -> list[int]:
-    return [
-        token for page in pages for _, token in sorted(zip(page.slots, page.tokens, strict=True))
-    ]
 
 
 def _cut(pages: Sequence[Page], max_tokens: int) -> list[list[Page]]:
@@ -211,3 +256,7 @@ def _cut(pages: Sequence[Page], max_tokens: int) -> list[list[Page]]:
         groups[-1].append(page)
         count += len(page)
     return groups
+
+
+def _batch(members: Sequence[Page]) -> Batch:
+    return Batch(0, tuple(page.page_id for page in members), tuple(len(page) for page in members))

@@ -9,26 +9,31 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from oval_core.attention import AttentionBackend
 from oval_core.attention.in_parts import Source, attend_in_parts
 from oval_core.config import OvalConfig, TierConfig
-from oval_core.errors import ConfigError, FastMemoryError
+from oval_core.errors import ConfigError, FastMemoryError, TierError
 from oval_core.kv_pool import KVPool
 from oval_core.metrics import StepMetrics, TierCounters
 from oval_core.page_layout import Relayout
 from oval_core.page_table import PageTable, SlotCopy
 from oval_core.pages import Page
-from oval_core.storage import ForwardRequest
+from oval_core.policy import SelectionPolicy
+from oval_core.storage import ForwardRequest, watch_all, watcher
 from oval_core.tiers.fast_memory import share_out
 from oval_core.tiers.page_files import check_folder
 from oval_core.tiers.residency import Residency
 from oval_core.tiers.slow_tier import SlowTier
 from oval_core.tiers.step_meter import StepMeter
 from oval_core.tiers.tiered_plan import Group, TieredPlan, TieredPlanner
-from oval_core.values import LayerSpec, StepPlan
+from oval_core.values import LayerSpec, PageSelection, StepPlan
+
+_PROMOTED_PAGES = 16
+"""Chosen pages that come back into the pool between two forwards at most; the others are streamed."""
 
 
 class TieredStorage:
@@ -41,6 +46,7 @@ class TieredStorage:
         config: OvalConfig,
         backend: AttentionBackend,
         counters: TierCounters,
+        policy: SelectionPolicy,
     ) -> None:
         """Makes an empty storage; files, threads and memory come with the first page that needs them.
 
@@ -50,6 +56,7 @@ class TieredStorage:
             config: settings, `tiers` among them.
             backend: what computes attention.
             counters: totals to add to.
+            policy: is told what the layers read, and may ask for more.
         Raises:
             ConfigError: the budget is too small, or `dense_layers` names a layer that is not there.
         """
@@ -60,6 +67,7 @@ class TieredStorage:
         self._windows = windows
         self._backend = backend
         self._counters = counters
+        self._policy = policy
         self.layers = _tiered_layers(self._tiers, len(windows))
         self._place = {layer: place for place, layer in enumerate(self.layers)}
         self.memory = share_out(self._tiers.fast_tokens, len(self.layers), config.page_size)
@@ -70,6 +78,8 @@ class TieredStorage:
         self.slow = SlowTier(self._tiers, self.memory, self.pool, self.layers, counters)
         self._planner = TieredPlanner(self.residency, self.memory.buffer_tokens)
         self._plan: TieredPlan | None = None
+        self._request: ForwardRequest | None = None
+        self._chosen: Mapping[int, TieredPlan] = {}
         self._groups: Mapping[int, Sequence[Group]] = {}
         self._meter = StepMeter(counters)
         self._forward = 0
@@ -129,22 +139,32 @@ class TieredStorage:
 
     def plan(self, forward: ForwardRequest) -> StepPlan:
         """Plans a forward and starts to fetch for it; returns the plan over the pool."""
-        plan = self._planner.plan(self._table.sequences, forward)
-        self._plan = plan
+        sequences, selection = self._table.sequences, forward.selection
+        self._request = forward
+        self._plan = plan = self._planner.plan(sequences, forward)
+        chosen = [self._planner.plan_chosen(sequences, forward, rows) for rows in selection.groups]
+        self._chosen = {layer: chosen[group] for layer, group in selection.group_of.items()}
         self._forward += 1
-        self.residency.scores = forward.selection.scores
-        pages = [page.page_id for page in self._table.pages()]
+        self.residency.scores = selection.scores
+        pages = self._pages_read(selection)
         self.residency.read(pages, self._forward)
-        self._num_here = len(self.residency.page_ids & set(pages))
-        self._groups = {
-            place: [group for group in plan.groups if group.is_seen(self._windows[layer])]
-            for place, layer in enumerate(self.layers)
-        }
+        self._num_here = len(self.residency.page_ids & pages)
+        self._groups = {}
+        for place, layer in enumerate(self.layers):
+            groups, window = self._chosen.get(layer, plan).groups, self._windows[layer]
+            self._groups[place] = [group for group in groups if group.is_seen(window)]
         self._meter.begin()
         self.slow.begin(
             [group.of_layer(place) for place, groups in self._groups.items() for group in groups]
         )
         return plan.fast
+
+    def _pages_read(self, selection: PageSelection) -> set[int]:
+        everything = any(layer not in selection.group_of for layer in self.layers)
+        if everything or any(pages is None for rows in selection.groups for pages in rows):
+            return {page.page_id for page in self._table.pages()}
+        rows = [pages for rows in selection.groups for pages in rows if pages is not None]
+        return {page.page_id for pages in rows for page in pages}
 
     def write(self, layer_idx: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Writes into the pool."""
@@ -156,22 +176,57 @@ class TieredStorage:
         """Attends over the pool and over what is brought to it; see `Storage.attend`."""
         assert self._plan is not None, "attend outside a forward"
         place = self._place[layer_idx]
+        fast = self._chosen.get(layer_idx, self._plan).fast
         self._meter.asked(layer_idx, True, self._num_here)
-        if not self._groups[place]:
-            return self._backend.attend(query, self.pool.store(layer_idx), self._plan.fast, spec)
+        store = self.pool.store(layer_idx)
+        if layer_idx not in self._chosen and not self._groups[place]:
+            watch_all(self._policy, layer_idx, query, store, fast, spec)
+            return self._backend.attend(query, store, fast, spec)
         self.slow.approach(place)
+        watch = watcher(self._policy, layer_idx, spec)
         # closed by hand: an error's traceback would keep the buffer that is being read
-        with contextlib.closing(self._sources(layer_idx, self._plan.fast)) as sources:
-            return attend_in_parts(self._backend, query, self._plan.fast, spec, sources)
+        with contextlib.closing(self._sources(layer_idx, fast)) as sources:
+            return attend_in_parts(self._backend, query, fast, spec, sources, watch)
 
-    def end_forward(self) -> StepMetrics | None:
+    def end_forward(self, foreseen: PageSelection | None) -> StepMetrics | None:
         """Ends the forward; what the next one will read begins to come."""
         if self._plan is None:
             return None
-        self._plan = None
-        self._groups = {}
+        self._plan = self._request = None
+        self._groups, self._chosen = {}, {}
+        if foreseen is not None:
+            self._foresee(foreseen)
         self.slow.end()
         return self._meter.end()
+
+    def _foresee(self, selection: PageSelection) -> None:
+        """Brings chosen pages back into the pool in place of those that nobody chose, and expects the rest."""
+        self.residency.scores = selection.scores
+        chosen = {p.page_id: p for rows in selection.groups for own in rows for p in own or ()}
+        tails = [seq.tail for seq in self._table.sequences if seq.tail is not None]
+        hold = chosen.keys() | {page.page_id for page in tails}
+        away = [page for page in chosen.values() if page.page_id not in self.residency]
+        away.sort(key=lambda page: -selection.scores.get(page.page_id, 0.0))
+        # an error of a tier fails the forward that needs the page, not the one that has just been committed
+        with contextlib.suppress(TierError):
+            for page in away[:_PROMOTED_PAGES]:
+                if not self._make_fit([page.capacity], hold):
+                    break
+                self._bring_back(page)
+        sequences = self._table.sequences
+        batches = [self._planner.batches(sequences, rows) for rows in selection.groups]
+        everything = self._planner.batches(sequences, [None] * len(sequences))
+        self.slow.expect(
+            [
+                replace(batch, layer=place)
+                for place, layer in enumerate(self.layers)
+                for batch in (
+                    batches[selection.group_of[layer]]
+                    if layer in selection.group_of
+                    else everything
+                )
+            ]
+        )
 
     def copy_slots(self, copies: SlotCopy) -> None:
         """Copies within the pool: the pages of both sides are there."""
@@ -212,9 +267,11 @@ class TieredStorage:
         """Ends the worker and removes the file."""
         self.slow.close()
 
-    def clone(self, table: PageTable) -> TieredStorage:
-        """Returns an independent copy for a copy of the table, with a file of its own."""
-        twin = TieredStorage(table, self._windows, self._config, self._backend, self._counters)
+    def clone(self, table: PageTable, policy: SelectionPolicy) -> TieredStorage:
+        """Returns an independent copy for copies of the table and of the policy, with a file of its own."""
+        twin = TieredStorage(
+            table, self._windows, self._config, self._backend, self._counters, policy
+        )
         twin.pool = self.pool.clone()
         twin.residency = self.residency.clone()
         twin.slow = SlowTier(self._tiers, twin.memory, twin.pool, twin.layers, self._counters)
@@ -234,9 +291,31 @@ class TieredStorage:
             assert page.sealed or page.page_id in self.residency or len(page) < page.capacity
 
     def _sources(self, layer_idx: int, fast: StepPlan) -> Generator[Source]:
+        """Yields the pool, the groups that are brought, then what the policy finds missing when these were read."""
+        store = self.pool.store(layer_idx)
+        if layer_idx in self._chosen:
+            for index, row in enumerate(fast.rows):
+                if row.num_new:
+                    yield store, [(index, row)]
+        else:
+            yield store, list(enumerate(fast.rows))
+        yield from self._brought(layer_idx, self._groups[self._place[layer_idx]])
+        if layer_idx not in self._chosen:
+            return
+        for index, pages in enumerate(self._policy.missed(layer_idx)):
+            if not pages:
+                continue
+            assert self._request is not None
+            seq = self._table.sequences[index]
+            here, groups = self._planner.plan_past(seq, self._request, index, pages)
+            if here is not None:
+                yield store, [(index, here)]
+            yield from self._brought(layer_idx, groups)
+
+    def _brought(self, layer_idx: int, groups: Sequence[Group]) -> Generator[Source]:
+        if not groups:
+            return
         place = self._place[layer_idx]
-        groups = self._groups[place]
-        yield self.pool.store(layer_idx), list(enumerate(fast.rows))
         batches = [group.of_layer(place) for group in groups]
 
         def asked(hit: bool, num_pages: int) -> None:
@@ -247,17 +326,23 @@ class TieredStorage:
                 yield store, group.readers
 
     def _evict_for(self, regions: Sequence[int], hold: Collection[int]) -> None:
+        if not self._make_fit(regions, hold):
+            raise FastMemoryError(
+                f"a forward needs {sum(regions)} slots in fast memory at once, beside {len(hold)} open pages; the "
+                f"pool of tiers.fast_tokens={self._tiers.fast_tokens} has {self.memory.pool_slots}. Pass fewer new "
+                "tokens a forward (prefill_chunk_size in generate), fewer rows, or raise tiers.fast_tokens."
+            )
+
+    def _make_fit(self, regions: Sequence[int], hold: Collection[int]) -> bool:
+        """Evicts until pages of these sizes fit; returns whether they do."""
         while not self.residency.fits(regions):
             victims = self.residency.victims(self._table, regions, hold)
             if not victims:
-                raise FastMemoryError(
-                    f"a forward needs {sum(regions)} slots in fast memory at once, beside {len(hold)} open pages; the "
-                    f"pool of tiers.fast_tokens={self._tiers.fast_tokens} has {self.memory.pool_slots}. Pass fewer new "
-                    "tokens a forward (prefill_chunk_size in generate), fewer rows, or raise tiers.fast_tokens."
-                )
+                return False
             self.slow.store(victims, self.residency)
             for page in victims:
                 self.residency.remove(page.page_id)
+        return True
 
     def _bring_back(self, page: Page) -> None:
         chunks = self.slow.read_page(page)

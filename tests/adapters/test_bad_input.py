@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from oval_adapters import Attachment, OvalCache, attach
+from oval_core import OVALRouter, PageManager
 from oval_core.errors import (
     CacheMismatchError,
     ConfigError,
@@ -310,6 +311,10 @@ WRONG_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "use_oval text": ({"use_oval": "yes"}, "use_oval.*'yes'.*True or False"),
     "use_oval number": ({"use_oval": 1}, "use_oval"),
     "use_oval none": ({"use_oval": None}, "use_oval"),
+    "router without score": (
+        {"oval_router": torch.nn.Linear(2, 2)},
+        "oval_router: got Linear.*OVALRouter",
+    ),
     "router name": ({"oval_router": "x"}, "oval_router.*str"),
     "page manager name": ({"oval_page_manager": "x"}, "oval_page_manager.*'x'"),
     "page manager number": ({"oval_page_manager": 3}, "oval_page_manager"),
@@ -329,10 +334,25 @@ def test_a_wrong_argument_of_generate_is_named(wrong: str) -> None:
 def test_the_call_style_of_the_article_is_accepted() -> None:
     model = shared("llama")
     want = run(model, prompt(9)).sequences.tolist()
-    parts = {"oval_router": torch.nn.Linear(2, 2), "oval_page_manager": object()}
+    router = OVALRouter(hidden_size=model.config.hidden_size, num_pages=64, top_k=4)
+    parts = {"oval_router": router.eval(), "oval_page_manager": PageManager(64, 8)}
     with attach(model) as oval:
         assert run(model, prompt(9), use_oval=True, **parts).sequences.tolist() == want
         assert oval.counters.forwards == 12
+
+
+def test_a_router_of_the_call_chooses_where_the_policy_selects() -> None:
+    model = shared("llama")
+    router = OVALRouter(hidden_size=model.config.hidden_size, num_pages=64).eval()
+    asked = []
+    score = router.score
+    router.score = lambda view: asked.append(len(view.starts)) or score(view)
+    routing = {"token_budget": 16, "window_size": 4, "dense_layers": [0], "router": "recency"}
+    with attach(model, {"policy": "routed", "page_size": 4, "routing": routing}) as oval:
+        run(model, prompt(40), max_new_tokens=6, oval_router=router)
+        assert oval.stats()["routing"]["selections"] == 5
+    assert len(asked) == 5
+    assert min(asked) >= 10
 
 
 @pytest.mark.parametrize("typo", ["max_new_token", "use_ovl", "oval_roter"])

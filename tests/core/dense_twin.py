@@ -11,7 +11,7 @@ from reference import reference_attention
 from oval_core.attention import create_backend
 from oval_core.config import OvalConfig
 from oval_core.paged_cache import PagedCache
-from oval_core.policy import create_policy
+from oval_core.routing.registry import create_policy
 from oval_core.values import LayerSpec, RowRequest
 
 CPU = torch.device("cpu")
@@ -32,8 +32,8 @@ class Facts:
 
 def new_cache(facts: Facts, has_windows: bool = False, **settings: object) -> PagedCache:
     config = OvalConfig(**settings)
-    policy, backend = create_policy(config.policy), create_backend(config.backend)
     windows = [1 << 30 if has_windows else None] * facts.num_layers
+    policy, backend = create_policy(config, windows), create_backend(config.backend)
     return PagedCache(config, windows, policy, backend)
 
 
@@ -119,7 +119,7 @@ class DenseTwin:
                 new_keys[row].append(all_k)
                 new_values[row].append(all_v)
                 if self.compares_attention:
-                    mask = hidden_keys[row] if hidden_keys else None
+                    mask = self.unseen(layer, row, hidden_keys[row] if hidden_keys else None, count)
                     self._compare(out[row], query[row], all_k, all_v, at, count, spec, mask)
         states = torch.randn(len(counts), queries, f.hidden_size).to(f.dtype)
         if not commit:
@@ -131,6 +131,12 @@ class DenseTwin:
         for row in rows:
             at = slice(None) if found[row] is None else found[row]
             self.hidden[row] = torch.cat([self.hidden[row], states[row][at]])
+
+    def unseen(
+        self, layer: int, row: int, hidden: torch.Tensor | None, count: int
+    ) -> torch.Tensor | None:
+        """Which tokens of a row no query of the running forward may see, bool [L], new ones included; None for none."""
+        return None if hidden is None else torch.cat([hidden, hidden.new_zeros(count)])
 
     def truncate(self, lengths: Sequence[int]) -> None:
         self.cache.truncate(lengths)
@@ -172,8 +178,6 @@ class DenseTwin:
         mask: torch.Tensor | None,
     ) -> None:
         want = torch.zeros(out.shape, dtype=torch.float64)
-        if mask is not None:
-            mask = torch.cat([mask, mask.new_zeros(count)])
         if count:
             asked = query[:, at]
             got = reference_attention(asked, keys, values, spec.scaling, spec.window, hidden=mask)

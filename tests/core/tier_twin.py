@@ -12,7 +12,7 @@ from oval_core.attention import create_backend
 from oval_core.config import OvalConfig
 from oval_core.errors import FastMemoryError
 from oval_core.paged_cache import PagedCache
-from oval_core.policy import create_policy
+from oval_core.routing.registry import create_policy
 from oval_core.tiers.disk_store import DiskStore
 from oval_core.tiers.page_stream import PageStream
 from oval_core.tiers.prefetcher import Prefetcher
@@ -38,7 +38,7 @@ class TierTwin(DenseTwin):
         super().__init__(facts, has_windows, compares, **settings)
         if windows is not None:
             config = OvalConfig(**settings)
-            policy, backend = create_policy(config.policy), create_backend(config.backend)
+            policy, backend = create_policy(config, windows), create_backend(config.backend)
             self.cache = PagedCache(config, windows, policy, backend)
 
     def fill(self, rows: int = 1, count: int = 8, pages: int = 8) -> TierTwin:

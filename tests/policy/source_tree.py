@@ -12,6 +12,7 @@ PACKAGE_FOLDERS = {
     "oval_mm": ROOT / "oval_mm",
     "oval_spec": ROOT / "oval_spec",
     "oval_adapters": ROOT / "adapters",
+    "oval_adapters.assets": ROOT / "assets",
     "oval_adapters.configs": ROOT / "configs",
 }
 TOP_PACKAGES = ("oval_adapters", "oval_core", "oval_mm", "oval_spec")

@@ -17,7 +17,7 @@ from policy.source_tree import (
     python_files,
 )
 
-BUILD_INPUTS = ("oval_core", "oval_mm", "oval_spec", "adapters", "configs")
+BUILD_INPUTS = ("oval_core", "oval_mm", "oval_spec", "adapters", "assets", "configs")
 
 LOAD_OUTSIDE = """
 import importlib.resources, pathlib, sys

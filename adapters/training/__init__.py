@@ -1,0 +1,1 @@
+"""Training of what this project ships or a user makes: routers, sizing heads."""

@@ -1,0 +1,71 @@
+"""Estimates what a selection missed, given a layer's true query, and which pages would make it good.
+
+Shapes: H query heads, K KV heads, W queries, R pages that were read, P pages with a summary, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def cover(
+    read_lse: torch.Tensor, estimates: torch.Tensor, unread: torch.Tensor, coverage: float
+) -> torch.Tensor:
+    """Returns the fewest unread pages, likeliest first, with which the estimated mass reaches `coverage`; bool [P].
+
+    Args:
+        read_lse: [H, W, R] log of the sum of exp(score) of each page that was read, exact.
+        estimates: [H, W, P] the same for pages with a summary, estimated.
+        unread: bool [P] which of these were not read.
+        coverage: share of the mass, mean over heads and the worst of the queries; 1 reads all.
+    """
+    if coverage >= 1.0 or not bool(unread.any()):
+        return unread.clone()
+    read = read_lse.logsumexp(-1, keepdim=True)  # [H, W, 1]
+    missing = estimates.masked_fill(~unread, float("-inf"))
+    shares = torch.softmax(torch.cat([read, missing], -1), -1)[..., 1:].mean(0)  # [W, P]
+    ranked = shares.amax(0).argsort(descending=True, stable=True)
+    left = shares.sum(-1, keepdim=True) - shares[:, ranked].cumsum(
+        -1
+    )  # [W, P] after the first 1..P
+    wanted = left > 1.0 - coverage  # still too much after this one: the next is needed too
+    needed = torch.zeros_like(unread)
+    start = bool((shares.sum(-1) > 1.0 - coverage).any())
+    count = int(wanted.any(0).sum()) + 1 if start else 0
+    needed[ranked[:count]] = True
+    return needed & unread
+
+
+def missing_share(
+    read_lse: torch.Tensor,
+    query: torch.Tensor,
+    unread: Sequence[torch.Tensor],
+    scaling: float,
+    also_read: Sequence[torch.Tensor] = (),
+) -> float:
+    """Returns the share of the true attention mass that pages which were not read hold, mean over heads and queries.
+
+    Args:
+        read_lse: [H, W, R] as in `cover`.
+        query: [W, H, D] of the layer.
+        unread: keys [K, n, D] of each page.
+        scaling: factor on q.k.
+        also_read: keys of pages that are read besides those of `read_lse`.
+    """
+    if not unread:
+        return 0.0
+    known = read_lse.logsumexp(-1)
+    if also_read:
+        known = torch.logaddexp(known, _log_mass(query, also_read, scaling))
+    return float(torch.sigmoid(_log_mass(query, unread, scaling) - known).mean())
+
+
+def _log_mass(query: torch.Tensor, pages: Sequence[torch.Tensor], scaling: float) -> torch.Tensor:
+    """Returns [H, W]: log of the sum of exp(score) over all keys of some pages."""
+    keys = torch.cat(list(pages), 1)
+    num, heads, dim = query.shape
+    grouped = (query.transpose(0, 1) * scaling).reshape(keys.shape[0], -1, dim)
+    scores = torch.bmm(grouped, keys.transpose(1, 2).to(grouped.device)).float()
+    return scores.logsumexp(-1).view(heads, num)

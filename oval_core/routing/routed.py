@@ -1,0 +1,388 @@
+"""The policy that reads a part of the text: `routed`, by a router's scores.
+
+Prompts and new turns are read dense; selections begin with the decode steps, and with verification of a few tokens.
+Shapes: G layer groups, P pages, Y routed layers, H query heads, N new tokens, D head dim.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from oval_core.config import MAX_PAGE_SIZE, RoutingConfig
+from oval_core.errors import ConfigError
+from oval_core.kv_pool import LayerStore
+from oval_core.metrics import RoutingCounters
+from oval_core.page_summary import PageSummaries
+from oval_core.pages import Page, SequencePages
+from oval_core.routing.choose import choose
+from oval_core.routing.cooccurrence import CooccurrenceGraph
+from oval_core.routing.key_book import KeyBook
+from oval_core.routing.key_signals import SIGNALS, create_signal, group_log_mass
+from oval_core.routing.layer_groups import layer_groups
+from oval_core.routing.mass_watch import MassWatch
+from oval_core.routing.repair import missing_share
+from oval_core.routing.router import Router
+from oval_core.routing.row_memory import RowMemory, Standing
+from oval_core.routing.view import PageView
+from oval_core.values import LayerSpec, PageSelection, RowPagesChosen, RowPlan, StepPlan
+
+_UNKNOWN = -30.0
+"""Log mass of a page that has no summary: it is an open one, at the end, and read anyway."""
+
+_NEEDS_RECORDING = {"infllm"}
+"""Signals whose summaries need the attention that each token of the prompt received."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What one row of the running forward reads: a mask [G, P] over its pages, in the order of the sequence."""
+
+    pages: Sequence[Page]
+    mask: torch.Tensor
+    kept: torch.Tensor  # bool [P]
+    budget: int
+
+
+class RoutedPolicy:
+    """Reads sinks, the newest tokens, and the pages that a router scores highest, within a budget of tokens."""
+
+    name = "routed"
+
+    def __init__(
+        self,
+        config: RoutingConfig,
+        windows: Sequence[int | None],
+        router: Router,
+        counters: RoutingCounters,
+        most_tokens: int = MAX_PAGE_SIZE,
+    ) -> None:
+        """Makes the policy of one cache.
+
+        Args:
+            config: settings.
+            windows: sliding window of each decoder layer; layers that have one are not routed.
+            router: scores pages.
+            counters: totals to add to.
+            most_tokens: of a page.
+        Raises:
+            ConfigError: no layer is left to be routed, or the router needs what no cache can tell it.
+        """
+        self.group_of = layer_groups(config, windows)
+        self._layers = list(self.group_of)
+        self._config, self._router, self._counters = config, router, counters
+        self._signals = self._signal_names()
+        self._rows: list[RowMemory] = []
+        self._chosen: list[Chosen | None] = []
+        self._watch = MassWatch(self.group_of)
+        self._scaling: float | None = None
+        self._forwards = 0
+        self._most_tokens = most_tokens
+
+    @property
+    def tracks_hidden(self) -> bool:
+        """Whether the router reads hidden states."""
+        return bool({"hidden", "page_hidden"} & self._router.needs)
+
+    @property
+    def num_groups(self) -> int:
+        """Selections a forward."""
+        return 1 + max(self.group_of.values())
+
+    def bind(self, summaries: PageSummaries) -> None:
+        """Is given the summaries of the cache's pages."""
+        self._summaries = summaries
+
+    def select(self, sequences: Sequence[SequencePages], num_new: Sequence[int]) -> PageSelection:
+        """Returns the pages to read; everything where a row brings many tokens, or nothing is known of it yet."""
+        self._watch = MassWatch(self.group_of)
+        self._forwards += 1
+        while len(self._rows) < len(sequences):
+            self._rows.append(self._new_row())
+        self._chosen = [
+            self._choose(row, seq, num_new[row]) if num_new[row] else None
+            for row, seq in enumerate(sequences)
+        ]
+        self._count(sequences, num_new)
+        return self._selection(self._chosen)
+
+    def foresee(self, sequences: Sequence[SequencePages]) -> PageSelection | None:
+        """Returns what one more token a row would read; None where that is everything."""
+        rows = self._rows
+        self._rows = [memory.ahead() for memory in rows]
+        try:
+            chosen = [self._choose(row, seq, 1) for row, seq in enumerate(sequences)]
+            return self._selection(chosen) if any(chosen) else None
+        finally:
+            self._rows = rows
+
+    def watches(self, layer_idx: int) -> bool:
+        """Whether a layer is routed."""
+        return layer_idx in self.group_of
+
+    def saw(
+        self,
+        layer_idx: int,
+        row: int,
+        query: torch.Tensor,
+        store: LayerStore,
+        plan: RowPlan,
+        spec: LayerSpec,
+        bias: torch.Tensor | None,
+        page_lse: torch.Tensor | None,
+    ) -> None:
+        """Notes what pages got."""
+        self._scaling = spec.scaling
+        self._watch.saw(layer_idx, row, query, store, plan, spec, bias, page_lse)
+
+    def missed(self, layer_idx: int) -> Sequence[Sequence[Page]]:
+        """Returns what each row must read besides, now that the true query of the layer is known."""
+        found: list[Sequence[Page]] = []
+        for row, chosen in enumerate(self._chosen):
+            if chosen is None:
+                found.append(())
+                continue
+            read = chosen.mask[self.group_of[layer_idx]]
+            more = self._more(layer_idx, row, chosen, read)
+            pages = [] if more is None else _pages(chosen.pages, more)
+            self._counters.tokens_repaired += sum(len(page) for page in pages)
+            self._counters.tokens_read += sum(len(page) for page in pages)
+            self._audit(layer_idx, row, chosen, read, pages)
+            found.append(pages)
+        return found
+
+    def commit(
+        self,
+        sequences: Sequence[SequencePages],
+        plan: StepPlan,
+        hidden_states: torch.Tensor | None,  # noqa: ARG002 - the pool keeps them
+    ) -> None:
+        """Takes what was seen, and makes the summaries of the pages that are complete now."""
+        for row in self._watch.rows:
+            if plan.rows[row].num_new:
+                self._rows[row].note(self._watch.row(row), sequences[row].num_committed)
+        for row, seq in enumerate(sequences):
+            memory = self._rows[row]
+            if self._signals and memory.book is None and self._scaling is not None:
+                names, most = sorted(self._signals), self._most_tokens
+                signals = [create_signal(name, self._scaling, most) for name in names]
+                memory.book = KeyBook(self._layers, signals)
+            if memory.book is not None:
+                memory.book.refresh(seq, self._summaries.read_keys)
+        self._end()
+
+    def abort(self) -> None:
+        """Forgets what was seen since `select`."""
+        self._end()
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Makes row i what row rows[i] was."""
+        old = self._rows
+        taken: set[int] = set()
+        self._rows = []
+        for row in rows:
+            self._rows.append(old[row].clone() if row in taken else old[row])
+            taken.add(row)
+
+    def reset(self) -> None:
+        """Forgets every row."""
+        self._rows = []
+        self._end()
+
+    def clone(self) -> RoutedPolicy:
+        """Returns an independent copy, for a copy of the cache."""
+        twin = copy.copy(self)
+        twin._rows = [memory.clone() for memory in self._rows]
+        twin._end()
+        return twin
+
+    def take_over(self, other: RoutedPolicy) -> None:
+        """Goes on where another policy stands, with its memory of each row: one prompt then serves many routers.
+
+        The other must have kept the signals that this router needs, for the same groups of layers.
+        """
+        assert self.group_of == other.group_of, "other groups of layers"
+        assert self._signals <= other._signals, "signals that nobody kept"
+        assert other.tracks_hidden or not self.tracks_hidden, "hidden states that nobody kept"
+        self._rows = [memory.clone() for memory in other._rows]
+        self._summaries, self._scaling = other._summaries, other._scaling
+
+    def _more(
+        self, layer: int, row: int, chosen: Chosen, read: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Returns further pages for a layer, bool [P]; None for none."""
+        if self._router.lead == "step":
+            return None
+        memory = self._rows[row]
+        assert memory.book is not None, "a router by layer needs summaries"
+        place = self._layers.index(layer)
+        signals = self._log_masses(memory.book, self._watch.query(row)[None], len(read), place)
+        view = self._view(row, chosen.pages, {name: s.amax(0) for name, s in signals.items()})
+        scores = self._router.score(view)[:1]
+        counts = torch.tensor([len(page) for page in chosen.pages])
+        return choose(scores, counts, read, chosen.budget)[0] & ~read
+
+    def _choose(self, row: int, seq: SequencePages, num_new: int) -> Chosen | None:
+        config, memory = self._config, self._rows[row]
+        pages = memory.settle(seq)
+        if memory.book is not None:  # pages may have been cut since it was made
+            memory.book.refresh(seq, self._summaries.read_keys)
+        budget = config.budget(seq.length)
+        if num_new > config.max_queries or seq.length <= budget or not self._is_known(memory):
+            return None
+        all_pages = seq.pages
+        recent = seq.num_committed - config.window_size
+        kept = torch.tensor(
+            [p.tokens[0] < config.num_sink_tokens or p.tokens[-1] >= recent for p in all_pages]
+        )
+        counts = torch.tensor([len(page) for page in all_pages])
+        standing = memory.standing
+        if standing is not None and seq.num_committed < standing.until:
+            held = [[page.page_id in own for page in all_pages] for own in standing.page_ids]
+            mask = torch.tensor(held) | kept
+            if (
+                int((mask * counts).sum(-1).max()) <= budget
+            ):  # drafts may have taken more than was left for
+                return Chosen(all_pages, mask, kept, budget)
+        if self._router.lead == "layer":
+            return Chosen(all_pages, kept.expand(self.num_groups, -1), kept, budget)
+        scores = self._scores(row, pages)
+        padded = scores.new_full((self.num_groups, len(all_pages)), float("-inf"))
+        padded[:, : len(pages)] = scores
+        mask = choose(padded, counts, kept, budget - (config.lead - 1))
+        if config.lead > 1:
+            ids = [frozenset(p.page_id for p in _pages(all_pages, own)) for own in mask]
+            memory.standing = Standing(tuple(ids), seq.num_committed + config.lead)
+        return Chosen(all_pages, mask, kept, budget)
+
+    def _scores(self, row: int, pages: Sequence[Page]) -> torch.Tensor:
+        """Returns scores [G, P] of the pages of committed tokens."""
+        memory = self._rows[row]
+        signals: dict[str, torch.Tensor] = {}
+        if self._signals & self._router.needs:
+            assert memory.book is not None
+            assert memory.queries is not None
+            signals = self._log_masses(memory.book, memory.queries, len(pages), None)
+        with torch.no_grad():
+            return self._router.score(self._view(row, pages, signals)).float().cpu()
+
+    def _view(
+        self, row: int, pages: Sequence[Page], signals: Mapping[str, torch.Tensor]
+    ) -> PageView:
+        needs, memory = self._router.needs, self._rows[row]
+        graph = None
+        if "graph" in needs:
+            assert memory.graph is not None
+            graph = memory.graph.adjacency([page.page_id for page in pages])
+        return PageView(
+            starts=torch.tensor([page.tokens[0] for page in pages]),
+            counts=torch.tensor([len(page) for page in pages]),
+            length=1 + max(page.tokens[-1] for page in pages),
+            history=memory.history,
+            hidden=self._summaries.last_hidden(row).float().cpu() if "hidden" in needs else None,
+            page_hidden=self._summaries.hidden_mean(row).cpu() if "page_hidden" in needs else None,
+            signals=signals,
+            graph=graph,
+            lead=self._config.lead,
+        )
+
+    def _log_masses(
+        self, book: KeyBook, queries: torch.Tensor, num_pages: int, layer: int | None
+    ) -> dict[str, torch.Tensor]:
+        """Returns signals by name, [G, P], or of one layer [W, 1, P] for queries [1, W, H, D]."""
+        found = {}
+        groups = [self.group_of[i] for i in self._layers] if layer is None else [0]
+        for name in self._signals & self._router.needs:
+            asked = queries if layer is None else queries[0]
+            scores = book.scores(name, asked, layer)
+            scores = scores if layer is None else scores[:, None]
+            is_mean = book.signal(name).is_mean
+            masses = group_log_mass(scores.cpu(), book.counts, groups, is_mean=is_mean)
+            full = masses.new_full((*masses.shape[:-1], num_pages), _UNKNOWN)
+            full[..., : masses.shape[-1]] = masses
+            found[name] = full
+            self._counters.summary_tokens += book.cost(name, len(groups))
+        return found
+
+    def _is_known(self, memory: RowMemory) -> bool:
+        if memory.history.last.shape[-1] == 0 or memory.queries is None:
+            return False
+        return not self._signals or (memory.book is not None and memory.book.num_pages > 0)
+
+    def _signal_names(self) -> set[str]:
+        optional = {"hidden", "page_hidden", "graph"}
+        names = set(self._router.needs) - optional
+        strange = names - (SIGNALS.keys() - _NEEDS_RECORDING)
+        if strange:
+            raise ConfigError(
+                f"routing.router: got {self._router.name!r}, which needs {sorted(strange)}: no cache knows it while a "
+                "model decodes. Allowed: the others; `oval bench recall` measures this one. Choose another."
+            )
+        return names
+
+    def _new_row(self) -> RowMemory:
+        graph = CooccurrenceGraph() if "graph" in self._router.needs else None
+        return RowMemory(self.num_groups, None, graph)
+
+    def _selection(self, chosen: Sequence[Chosen | None]) -> PageSelection:
+        if not any(chosen):
+            return PageSelection(is_watched=True)
+        groups: list[tuple[RowPagesChosen, ...]] = []
+        for group in range(self.num_groups):
+            groups.append(
+                tuple(None if c is None else tuple(_pages(c.pages, c.mask[group])) for c in chosen)
+            )
+        scores: dict[int, float] = {}
+        for row, own in enumerate(chosen):
+            if own is not None:
+                wanted = own.mask.float().mean(0) + self._rows[row].history_mass(len(own.pages))
+                ids = [page.page_id for page in own.pages]
+                for page_id, score in zip(ids, wanted.tolist(), strict=True):
+                    scores[page_id] = max(score, scores.get(page_id, 0.0))
+        return PageSelection(tuple(groups), self.group_of, scores, is_watched=True)
+
+    def _count(self, sequences: Sequence[SequencePages], num_new: Sequence[int]) -> None:
+        for row, chosen in enumerate(self._chosen):
+            if num_new[row] == 0:
+                continue
+            if chosen is None:
+                self._counters.dense_forwards += 1
+                continue
+            counts = torch.tensor([len(page) for page in chosen.pages])
+            layers = torch.tensor([self._layers_in(g) for g in range(self.num_groups)])
+            self._counters.selections += 1
+            self._counters.tokens_read += int(((chosen.mask * counts).sum(-1) * layers).sum())
+            self._counters.tokens_present += sequences[row].length * len(self._layers)
+
+    def _layers_in(self, group: int) -> int:
+        return sum(own == group for own in self.group_of.values())
+
+    def _audit(
+        self, layer: int, row: int, chosen: Chosen, read: torch.Tensor, more: Sequence[Page]
+    ) -> None:
+        """Measures what share of a layer's true attention mass the pages that it reads hold, `more` among them."""
+        every = self._config.audit_every
+        if every is None or self._forwards % every:
+            return
+        extra = {page.page_id for page in more}
+        unread = [page for page in _pages(chosen.pages, ~read) if page.page_id not in extra]
+        share = missing_share(
+            self._watch.seen(row).lse,
+            self._watch.query(row),
+            [self._summaries.read_keys(layer, [p], [p.slots]) for p in unread],
+            self._scaling or 1.0,
+            [self._summaries.read_keys(layer, [p], [p.slots]) for p in more],
+        )
+        self._counters.audits += 1
+        self._counters.audited_mass += 1.0 - share
+
+    def _end(self) -> None:
+        self._chosen = []
+        self._watch = MassWatch(self.group_of)
+
+
+def _pages(pages: Sequence[Page], mask: torch.Tensor) -> list[Page]:
+    return [page for page, chosen in zip(pages, mask.tolist(), strict=True) if chosen]
