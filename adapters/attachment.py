@@ -24,7 +24,7 @@ from oval_adapters.interrupts import hold_interrupts
 from oval_adapters.linears import patch_linears
 from oval_adapters.patch import OvalCall, Patch
 from oval_adapters.pieces import merge_outputs, split_call
-from oval_adapters.routing.resolve import resolve_router
+from oval_adapters.routing.resolve import resolve_router, resolve_sizer
 from oval_core.attention import create_backend
 from oval_core.config import OvalConfig, check_int
 from oval_core.errors import CacheMismatchError, UnsupportedModelError
@@ -79,7 +79,10 @@ class Attachment:
         self._drops_cache_above = family.drops_cache_above(self._text_config)
         weight = next(self._decoder.parameters())
         self._backend = create_backend(config.backend, weight.device, weight.dtype)
-        self._router = None if config.routing is None else resolve_router(config.routing, model)
+        self._router = self._sizer = None
+        if config.routing is not None:
+            self._router = resolve_router(config.routing, model)
+            self._sizer = resolve_sizer(config.routing, model, config.page_size)
         create_policy(config, self._windows, self._router)  # an error now, not at the first prompt
         if config.tiers is not None:
             check_tiers(config, len(self._windows))
@@ -117,6 +120,7 @@ class Attachment:
             ),
             self._backend,
             counters=self.counters,
+            sizer=self._sizer,
         )
         self._caches.add(paged)
         return OvalCache(paged, self._text_config, self._windows, owner=self, reserve=reserve)

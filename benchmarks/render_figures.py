@@ -17,9 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from routing_figures import FROM, ROUTING
+
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "decisions.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "claims.md", ROOT / "docs" / "decisions.md")
 
 
 def main() -> None:
@@ -57,7 +59,7 @@ def render(page: Path) -> None:
     """Replaces the marked parts of a page by tables made from the records."""
     text = page.read_text(encoding="utf-8")
     for name, renderer in RENDERERS.items():
-        path = RECORDS / f"{name}.json"
+        path = RECORDS / f"{FROM.get(name, name)}.json"
         if path.is_file():
             record = json.loads(path.read_text(encoding="utf-8"))
             table = renderer(record["result"]) + "\n" + _source(record)
@@ -147,6 +149,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "prefetch": render_prefetch,
     "prefetch_disk": render_prefetch,
     "tier_memory": render_tier_memory,
+    **ROUTING,
 }
 
 
@@ -154,7 +157,7 @@ def _source(record: dict[str, Any]) -> str:
     result = record["result"]
     machine, versions = result["machine"], result["versions"]
     return (
-        f"\n  <sub>`{record['command']}`, {result['model']}, {result['dtype']}, {machine['cpu']}, "
+        f"\n  <sub>`{record['command']}`, {result['model']}, {result.get('dtype', 'bfloat16')}, {machine['cpu']}, "
         f"{machine['cores']} cores, torch {versions['torch']}, transformers {versions['transformers']}, "
         f"commit {record['commit']}.</sub>\n"
     )

@@ -14,7 +14,7 @@ import torch
 
 from oval_core.kv_pool import KVPool
 from oval_core.page_table import PageTable
-from oval_core.pages import Page
+from oval_core.pages import Page, SequencePages
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,21 @@ class PageSummaries:
 
         _, (mean,) = self._refresh(self._hidden, row, make)
         return mean
+
+    def sequence(self, row: int) -> SequencePages:
+        """Returns the pages of a row."""
+        return self._table.sequences[row]
+
+    def hidden_means(self, row: int, pages: Sequence[Page]) -> torch.Tensor:
+        """Returns the mean last hidden state [n, C] of some of a row's pages, committed tokens only, float32."""
+        hidden = self._pool.hidden
+        assert hidden is not None, "hidden states are kept only with track_hidden"
+        committed = self._table.sequences[row].num_committed
+        means = []
+        for page in pages:
+            slots = [s for s, t in zip(page.slots, page.tokens, strict=True) if t < committed]
+            means.append(hidden[torch.tensor(slots, device=hidden.device)].float().mean(0))
+        return torch.stack(means)
 
     def last_hidden(self, row: int) -> torch.Tensor:
         """Returns the last hidden state [C] of a row's newest committed token; needs `track_hidden`."""

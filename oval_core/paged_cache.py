@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -17,6 +17,9 @@ from oval_core.page_summary import PageSummaries, ReadKeys
 from oval_core.page_table import PageTable, SlotCopy
 from oval_core.pages import Page
 from oval_core.policy import SelectionPolicy
+from oval_core.repaging import Repaged
+from oval_core.routing.page_cutter import create_cutter, open_page_size
+from oval_core.routing.page_sizer import DynamicPageSizer
 from oval_core.storage import ForwardRequest, ResidentStorage, Storage
 from oval_core.tiers import TieredStorage
 from oval_core.values import LayerSpec, PageSelection, RowRequest, StepPlan
@@ -36,6 +39,7 @@ class PagedCache:
         policy: SelectionPolicy,
         backend: AttentionBackend,
         counters: CacheCounters | None = None,
+        sizer: DynamicPageSizer | None = None,
     ) -> None:
         """Makes an empty cache.
 
@@ -45,16 +49,18 @@ class PagedCache:
             policy: which pages a query reads.
             backend: what computes attention.
             counters: totals to add to; None for new ones.
+            sizer: what cuts pages under `routing.sizing: dynamic`.
         Raises:
-            ConfigError: `config.tiers` has too little fast memory for so many layers.
+            ConfigError: `config.tiers` has too little fast memory for so many layers, or a sizer is missing.
         """
         self.config = config
-        self.table = PageTable(config.page_size)
+        self.table = PageTable(open_page_size(config))
         self.pool = KVPool(len(windows))
         self.counters = counters if counters is not None else CacheCounters()
         self.last_step: StepMetrics | None = None
         self._windows = windows
         self._policy = policy
+        self._cutter = create_cutter(config, windows, sizer)
         resident = ResidentStorage(self.table, self.pool, backend, policy)
         tiered = None
         if config.tiers is not None:
@@ -73,7 +79,10 @@ class PagedCache:
             tiered if tiered is not None and i in tiered.layers else resident for i in layers
         ]
         self._summaries = PageSummaries(self.table, self.pool, _key_reader(self._of_layer))
-        self._policy.bind(self._summaries)
+        cutter = self._cutter
+        self._policy.bind(self._summaries, None if cutter is None else cutter.tokens)
+        if cutter is not None:
+            cutter.bind(self.table, self.pool, self._summaries.read_keys)
 
     @property
     def plan(self) -> StepPlan:
@@ -104,7 +113,8 @@ class PagedCache:
     @property
     def tracks_hidden(self) -> bool:
         """Whether `commit` must be given the last hidden states."""
-        return self.config.track_hidden or self._policy.tracks_hidden
+        cuts = self._cutter is not None and self._cutter.tracks_hidden
+        return self.config.track_hidden or self._policy.tracks_hidden or cuts
 
     @property
     def policy(self) -> SelectionPolicy:
@@ -196,8 +206,12 @@ class PagedCache:
             self.pool.write_hidden(hidden_states, plan)
         for row, row_plan in enumerate(plan.rows):
             self.table.commit(row, row_plan.num_new)
+        recut = self._cut([row_plan.num_new for row_plan in plan.rows])
         self._settle_pages()
         self._policy.commit(self.table.sequences, plan, hidden_states)
+        for row, parts in recut.items():
+            num_known = self.table.sequences[row].length - plan.rows[row].num_new
+            self._policy.repaged(row, parts, num_known)
         foreseen = None if self.tiers is None else self._policy.foresee(self.table.sequences)
         self._end_forward(foreseen)
         self._is_first = False
@@ -205,10 +219,17 @@ class PagedCache:
             sum(row.num_new for row in plan.rows), self.table.num_used, self.bytes_allocated
         )
 
+    def _cut(self, num_new: Sequence[int]) -> Mapping[int, Sequence[Repaged]]:
+        if self._cutter is None:
+            return {}
+        return self._cutter.follow(num_new, None if self.tiers is None else self.tiers.residency)
+
     def abort(self) -> None:
         """Drops the tokens of the running forward: the cache is as it was before `begin`."""
         self._end_forward(None)
         self._policy.abort()
+        if self._cutter is not None:
+            self._cutter.abort()
         if self._is_first:  # nothing is bound yet: not the batch size, nor dtype and head dims
             self._is_first = self._is_moving = False
             self._clear()
@@ -226,6 +247,8 @@ class PagedCache:
         self._make_room(regions, hold=cut)
         for row, length in enumerate(lengths):
             self._copy(self.table.truncate(row, length))
+        if self._cutter is not None:
+            self._cutter.truncate(lengths)
         self._settle_pages()
         self.counters.tokens_dropped += before - sum(lengths)
 
@@ -235,6 +258,8 @@ class PagedCache:
         self._make_room(self.table.copy_regions(len(rows) - len(set(rows))))
         self._copy(self.table.reorder(rows))
         self._policy.reorder(rows)
+        if self._cutter is not None:
+            self._cutter.reorder(rows)
         self._settle_pages()
 
     def reset(self) -> None:
@@ -245,6 +270,8 @@ class PagedCache:
             self._is_moving = False
         self.table.reset()
         self._policy.reset()
+        if self._cutter is not None:
+            self._cutter.reset()
         self._settle_pages()
 
     def rest(self) -> None:
@@ -277,6 +304,7 @@ class PagedCache:
         twin = copy.copy(self)
         twin.table = copy.deepcopy(self.table)
         twin._policy = policy if policy is not None else self._policy.clone()
+        twin._cutter = None if self._cutter is None else self._cutter.clone()
         resident, *tiered = [storage.clone(twin.table, twin._policy) for storage in self._storages]
         assert isinstance(resident, ResidentStorage)
         twin.pool = resident.pool
@@ -318,6 +346,8 @@ class PagedCache:
     def _clear(self) -> None:
         self.table.reset()
         self._policy.reset()
+        if self._cutter is not None:
+            self._cutter.reset()
         self.table.forget_slots()
         for storage in self._storages:
             storage.clear()

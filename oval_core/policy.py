@@ -6,14 +6,18 @@ Knows nothing of models or devices.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from oval_core.kv_pool import LayerStore
 from oval_core.page_summary import PageSummaries
 from oval_core.pages import Page, SequencePages
+from oval_core.repaging import Repaged
 from oval_core.values import LayerSpec, PageSelection, RowPlan, StepPlan
+
+if TYPE_CHECKING:
+    from oval_core.routing.token_watch import TokenWatch
 
 
 class SelectionPolicy(Protocol):
@@ -29,8 +33,8 @@ class SelectionPolicy(Protocol):
         """Whether the cache must keep the last hidden state of every token, and hand new ones to `commit`."""
         ...
 
-    def bind(self, summaries: PageSummaries) -> None:
-        """Is given the summaries of the cache's pages, before anything else."""
+    def bind(self, summaries: PageSummaries, tokens: TokenWatch | None = None) -> None:
+        """Is given the summaries of the cache's pages, before anything else, and who is to be told what `saw` is told."""
         ...
 
     def select(self, sequences: Sequence[SequencePages], num_new: Sequence[int]) -> PageSelection:
@@ -71,6 +75,10 @@ class SelectionPolicy(Protocol):
         """Takes what was seen; the new tokens count. hidden_states: last ones [B, T, C], if tracked."""
         ...
 
+    def repaged(self, row: int, parts: Sequence[Repaged], num_known: int) -> None:
+        """Is told, after `commit`, that pages of a row took the tokens of others over; it had `num_known` tokens before."""
+        ...
+
     def foresee(self, sequences: Sequence[SequencePages]) -> PageSelection | None:
         """Returns what one more token a row would read as things are; None if that is everything or unknown."""
         ...
@@ -98,7 +106,7 @@ class FullPolicy:
     name = "full"
     tracks_hidden = False
 
-    def bind(self, summaries: PageSummaries) -> None:
+    def bind(self, summaries: PageSummaries, tokens: TokenWatch | None = None) -> None:
         """Does nothing: no summary is needed."""
 
     def select(
@@ -128,6 +136,9 @@ class FullPolicy:
         hidden_states: torch.Tensor | None,
     ) -> None:
         """Does nothing."""
+
+    def repaged(self, row: int, parts: Sequence[Repaged], num_known: int) -> None:
+        """Does nothing: nothing is remembered of pages."""
 
     def foresee(self, sequences: Sequence[SequencePages]) -> PageSelection | None:  # noqa: ARG002
         """Returns None: everything."""

@@ -130,7 +130,7 @@ def _row(
         [mine - whole for mine, whole in zip(own[run].nll, own[full].nll, strict=True)]
         for own in by_kind
     ]
-    low, high = interval(added, settings.seed)
+    spread = interval(added, settings.seed)
     return LoopRow(
         signal=run.signal,
         policy=run.policy,
@@ -145,7 +145,7 @@ def _row(
         mass_recall=_mean([one.mass_recall for one in found]),
         ms_per_token=round(statistics.fmean(one.ms for one in found), 3),
         passages=sum(len(own) for own in losses),
-        perplexity_ratio_interval=(math.exp(low), math.exp(high)),
+        perplexity_ratio_interval=spread and (math.exp(spread[0]), math.exp(spread[1])),
         log_perplexity_by_passage=tuple(value for own in losses for value in own),
     )
 

@@ -18,11 +18,13 @@ def mean_of_kinds(values: Sequence[Sequence[float]]) -> float:
     return _mean([m for m in means if not math.isnan(m)])
 
 
-def interval(values: Sequence[Sequence[float]], seed: int) -> Interval:
+def interval(values: Sequence[Sequence[float]], seed: int) -> Interval | None:
     """Returns the 95 % interval of `mean_of_kinds`, by drawing the passages of each kind anew.
 
-    Where a kind has one passage only, the interval knows nothing of how passages differ.
+    None where a kind has one passage only: that does not tell how passages differ.
     """
+    if min(map(len, values)) < 2:
+        return None
     generator = torch.Generator().manual_seed(seed)
     means = torch.zeros(RESAMPLES, dtype=torch.float64)
     for own in values:

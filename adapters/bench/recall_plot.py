@@ -82,7 +82,7 @@ def _lines(axes: Axes, rows: Sequence[_Row], value: Callable[[Any], float | None
             [100 * row.budget for row in own],
             [value(row) for row in own],
             linestyle=style,
-            marker="osv^D"[place % 5],
+            marker="osv^D"[(place + place // 10) % 5],
             markersize=4,
             label=name,
             color=f"C{place % 10}",

@@ -17,7 +17,7 @@ from oval_core.routing.router import Router
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_GUARDED = ("freekv",)
+_GUARDED = ("sketch",)
 """Measured under `guarded` too, beside trained routers."""
 
 

@@ -130,7 +130,7 @@ class SelectorScene:
             return self._draw(kv_heads, sum(len(page) for page in pages), dim).to(dtype)
 
         names = sorted({known for name in needs if (known := _summarised(name))})
-        book = KeyBook(list(self._groups), [create_signal(n, dim**-0.5) for n in names])
+        book = KeyBook(list(self._groups), [create_signal(n, dim**-0.5, page_size) for n in names])
         if names:
             book.refresh(table.sequences[0], read_keys)
         return book

@@ -8,7 +8,13 @@ from itertools import groupby
 from rich import box
 from rich.table import Table
 
-from oval_adapters.bench.recall_values import LoopRow, PasskeyRow, RecallReport, RecallRow
+from oval_adapters.bench.recall_values import (
+    Interval,
+    LoopRow,
+    PasskeyRow,
+    RecallReport,
+    RecallRow,
+)
 
 LEGEND = (
     "recall: attention mass covered, %, and its 95 % interval over passages; p10: its tenth percentile; rest: of the mass "
@@ -56,11 +62,10 @@ def _recall_table(title: str, rows: Sequence[RecallRow]) -> Table:
             row.heavy_page_recall,
             row.output_error,
         )
-        low, high = row.mass_recall_interval
         table.add_row(
             row.signal if row.lead else f"{row.signal} *",
             _percent(row.mass_recall),
-            f"{_percent(low)}-{_percent(high)}",
+            _interval(row.mass_recall_interval, 100, 1),
             *map(_percent, shares),
             f"{row.miss_bytes_per_token / 1e6:.2f}",
             f"{row.new_bytes_per_token / 1e6:.2f}",
@@ -75,14 +80,13 @@ def _loop_table(title: str, rows: Sequence[LoopRow]) -> Table:
     names = ("lead", "budget", "ppl", "ratio", "interval", "read", "more", "seen", "ms")
     table = _table(title, ("router", *names))
     for row in sorted(rows, key=lambda row: (row.budget, row.perplexity)):
-        low, high = row.perplexity_ratio_interval
         table.add_row(
             f"{row.signal}, {row.policy}" if row.policy == "guarded" else row.signal,
             str(row.lead) if row.lead else "*",
             _percent(row.budget),
             f"{row.perplexity:.2f}",
             f"{row.perplexity_ratio:.4f}",
-            f"{low:.3f}-{high:.3f}",
+            _interval(row.perplexity_ratio_interval, 1, 3),
             _percent(row.read_share),
             _percent(row.summary_share),
             _percent(row.mass_recall),
@@ -116,3 +120,10 @@ def _table(title: str, names: Sequence[str]) -> Table:
 
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f}"
+
+
+def _interval(interval: Interval | None, scale: float, digits: int) -> str:
+    if interval is None:
+        return ""
+    low, high = interval
+    return f"{scale * low:.{digits}f}-{scale * high:.{digits}f}"

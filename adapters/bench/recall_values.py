@@ -30,7 +30,7 @@ AUDIT_EVERY = 16
 _LOWEST = {"context": 1, "steps": 2, "passages": 1, "passkeys": 0, "page_size": 1, "chunk": 1}
 
 Interval = tuple[float, float]
-"""95 %, by bootstrap over passages."""
+"""95 %, by bootstrap over passages; None in its place where a kind has but one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +169,7 @@ class RecallRow:
     new_bytes_per_token: float
     selector_ms: float
     passages: int
-    mass_recall_interval: Interval
+    mass_recall_interval: Interval | None
     output_error_interval: Interval | None
     mass_recall_by_passage: tuple[float, ...]
     output_error_by_passage: tuple[float, ...]
@@ -208,7 +208,7 @@ class LoopRow:
     mass_recall: float | None
     ms_per_token: float
     passages: int
-    perplexity_ratio_interval: Interval
+    perplexity_ratio_interval: Interval | None
     log_perplexity_by_passage: tuple[float, ...]
 
 

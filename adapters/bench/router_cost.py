@@ -48,43 +48,15 @@ def measure_router(
     )
     router, is_trained = _router(model, routing, settings)
     scenes = [
-        SelectorScene(
-            config,
-            routing,
-            num_pages=settings.pages,
-            page_size=settings.page_size,
-            needs=router.needs,
-            dtype=dtype,
-            seed=settings.seed + row,
-        )
-        for row in range(settings.batch)
+        _scene(config, routing, settings, router, dtype, row) for row in range(settings.batch)
     ]
-    views = [scene.view(router) for scene in scenes]
-    scores = [router.score(view) for view in views]
-
-    def signals() -> None:
-        for scene in scenes:
-            scene.view(router)
-
-    def score() -> None:
-        for view in views:
-            router.score(view)
-
-    def choice() -> None:
-        for scene, own in zip(scenes, scores, strict=True):
-            _choose(own, scene, settings)
-
-    def whole() -> None:
-        for scene in scenes:
-            _choose(router.score(scene.view(router)), scene, settings)
-
+    # kernels of our own for bf16 would go uncounted
+    counted = _scene(config, routing, settings, router, torch.float32, 0)
     with torch.no_grad(), _one_thread():
-        times = {
-            part: times_ms(action, settings.rounds)
-            for part, action in (("", whole), ("signals_", signals), ("score_", score), ("choose_", choice))
-        }  # fmt: skip
-        own = _flops(lambda: router.score(views[0]))
-        signal_flops = _flops(lambda: scenes[0].view(router))
+        times = _times(router, scenes, settings)
+        view = counted.view(router)
+        own = _flops(lambda: router.score(view))
+        signal_flops = _flops(lambda: counted.view(router))
     context = settings.pages * settings.page_size
     decoder = decoder_flops(model, context)
     return RouterCostReport(
@@ -125,6 +97,25 @@ def decoder_flops(model: PreTrainedModel, context: int) -> int:
     return 2 * weights + attention
 
 
+def _scene(
+    config: PretrainedConfig,
+    routing: RoutingConfig,
+    settings: RouterCostSettings,
+    router: Router,
+    dtype: torch.dtype,
+    row: int,
+) -> SelectorScene:
+    return SelectorScene(
+        config,
+        routing,
+        num_pages=settings.pages,
+        page_size=settings.page_size,
+        needs=router.needs,
+        dtype=dtype,
+        seed=settings.seed + row,
+    )
+
+
 def _router(
     model: PreTrainedModel, routing: RoutingConfig, settings: RouterCostSettings
 ) -> tuple[Router, bool]:
@@ -138,12 +129,39 @@ def _router(
     return OutputAwareRouter(fresh).eval(), False
 
 
+def _times(
+    router: Router, scenes: Sequence[SelectorScene], settings: RouterCostSettings
+) -> dict[str, list[float]]:
+    """Returns the milliseconds of each round, by part; the part without a name is the whole."""
+    views = [scene.view(router) for scene in scenes]
+    scores = [router.score(view) for view in views]
+
+    def signals() -> None:
+        for scene in scenes:
+            scene.view(router)
+
+    def score() -> None:
+        for view in views:
+            router.score(view)
+
+    def choice() -> None:
+        for scene, own in zip(scenes, scores, strict=True):
+            _choose(own, scene, settings)
+
+    def whole() -> None:
+        for scene in scenes:
+            _choose(router.score(scene.view(router)), scene, settings)
+
+    parts = {"": whole, "signals_": signals, "score_": score, "choose_": choice}
+    return {part: times_ms(action, settings.rounds) for part, action in parts.items()}
+
+
 def _choose(scores: torch.Tensor, scene: SelectorScene, settings: RouterCostSettings) -> None:
     kept = torch.zeros(len(scene.counts), dtype=torch.bool)
     choose(scores, scene.counts, kept, round(settings.budget * int(scene.counts.sum())))
 
 
-def _percentiles(times: dict[str, Sequence[float]]) -> dict[str, float]:
+def _percentiles(times: dict[str, list[float]]) -> dict[str, float]:
     found = {}
     for part, own in times.items():
         low, high = torch.tensor(own).quantile(torch.tensor([0.5, 0.99])).tolist()

@@ -6,15 +6,17 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oval_adapters.cli.option_groups import with_options
 from oval_adapters.cli.prompt_source import Source
+from oval_adapters.cli.routing_options import RoutingOptions
 from oval_adapters.cli.sampling import Sampling
-from oval_adapters.cli.tier_options import TierOptions, check_for_model, with_tier_options
+from oval_adapters.cli.tier_options import TierOptions, check_for_model
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +66,8 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 def register(app: typer.Typer) -> None:
     """Adds the command `generate`."""
-    app.command("generate")(with_tier_options(generate_command))
+    command = with_options(generate_command, routing=RoutingOptions, tiers=TierOptions)
+    app.command("generate")(command)
 
 
 def generate_command(
@@ -88,6 +91,7 @@ def generate_command(
     stream: Stream = None,
     as_json: AsJson = False,
     debug: Debug = False,
+    routing: RoutingOptions = RoutingOptions(),
     tiers: TierOptions = TierOptions(),
 ) -> None:
     """Generate text with a Hugging Face model on OVAL's paged cache.
@@ -104,8 +108,10 @@ def generate_command(
     text = source.read()
     console = Console(stderr=True)
     with console.status(f"loading {model}"):
-        _check_no_oval(no_oval, config, page_size, backend, tiers)
-        settings = None if no_oval else tiers.apply(_settings(config, page_size, backend))
+        _check_no_oval(no_oval, config, page_size, backend, [*routing.flags, *tiers.flags])
+        settings = None
+        if not no_oval:
+            settings = tiers.apply(routing.apply(_settings(config, page_size, backend)))
         loaded = _load(model, dtype, device, settings, source, text, sampling)
     show = not as_json if stream is None else stream
     streamer = _text_streamer(loaded.tokenizer, to_stderr=as_json) if show else None
@@ -142,12 +148,12 @@ def _check_no_oval(
     config: str | None,
     page_size: int | None,
     backend: str | None,
-    tiers: TierOptions,
+    flags: Sequence[str],
 ) -> None:
     from oval_core.errors import ConfigError
 
     options = {"--config": config, "--page-size": page_size, "--backend": backend}
-    given = [name for name, value in options.items() if value is not None] + tiers.flags
+    given = [name for name, value in options.items() if value is not None] + [*flags]
     if no_oval and given:
         raise ConfigError(
             f"no-oval: got it with {', '.join(given)}, which set up OVAL. Allowed: one or the other. Leave one out."
@@ -274,9 +280,20 @@ def _print(console: Console, result: TimedText, as_json: bool, streamed: bool) -
     parts.append(f"backend {result.stats['backend']}")
     if "peak_bytes" in result.stats:
         parts.append(f"cache {result.stats['peak_bytes'] / 1e6:.1f} MB")
+    if "routing" in result.stats:
+        parts.append(_routed(result.stats["policy"], result.stats["routing"]))
     if "tiers" in result.stats:
         parts.append(_moved(result.stats["tiers"]))
     console.print(", ".join(parts), style="dim", highlight=False, soft_wrap=True)
+
+
+def _routed(policy: str, routing: dict[str, Any]) -> str:
+    """Returns what share of the text was read, and what it held if that was measured."""
+    share, recall = routing["read_share"], routing["mass_recall"]
+    if share is None:
+        return f"{policy} by {routing['router']}: everything fitted the budget"
+    held = "" if recall is None else f", {recall:.1%} of the attention mass"
+    return f"{policy} by {routing['router']}, read {share:.0%} of the keys (lossy){held}"
 
 
 def _moved(tiers: dict[str, Any]) -> str:

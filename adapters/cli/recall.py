@@ -120,10 +120,7 @@ def recall_command(
     report, whole = _measure(errors, model, loaded, tokenizer, settings)
     _show(Console(stderr=as_json), report)
     if plot is not None:
-        from oval_adapters.bench.recall_plot import draw_recall
-
-        for path in draw_recall(report, plot):
-            errors.print(f"drawn to {path}", style="dim", markup=False, soft_wrap=True)
+        _draw(errors, report, plot)
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
     if not whole:
@@ -202,3 +199,10 @@ def _show(console: Console, report: RecallReport) -> None:
             console.print(table)
         if shown and legend:
             console.print(legend, style="dim")
+
+
+def _draw(console: Console, report: RecallReport, folder: Path) -> None:
+    from oval_adapters.bench.recall_plot import draw_recall
+
+    for path in draw_recall(report, folder):
+        console.print(f"drawn to {path}", style="dim", markup=False, soft_wrap=True)

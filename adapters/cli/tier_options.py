@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from oval_adapters.cli.option_groups import with_options
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -97,24 +98,4 @@ def check_for_model(config: OvalConfig, hf_config: PretrainedConfig) -> None:
 
 def with_tier_options(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command an option for each field of `TierOptions`; it gets them together, as its argument `tiers`."""
-    hints = get_type_hints(TierOptions, include_extras=True)
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-        for name, hint in hints.items()
-    ]
-    signature = inspect.signature(command, eval_str=True)
-    own = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in signature.parameters.values()
-        if parameter.name != "tiers"
-    ]
-
-    def run(**arguments: Any) -> None:
-        given = TierOptions(**{name: arguments.pop(name) for name in hints})
-        command(tiers=given, **arguments)
-
-    # Typer makes the options from these.
-    run.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *options]}
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    return run
+    return with_options(command, tiers=TierOptions)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 from oval_core.config import RoutingConfig
 from oval_core.errors import ConfigError
 from oval_core.routing.checkpoint import CONFIG_NAME, ModelFacts, TrainedRouter, load_router
+from oval_core.routing.page_sizer import DynamicPageSizer
 from oval_core.routing.registry import create_router, rivals_by_name
 from oval_core.routing.router import Router
+from oval_core.routing.sizing import DynamicSizing
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-__all__ = ["model_facts", "resolve_router", "shipped_routers"]
+__all__ = ["model_facts", "resolve_router", "resolve_sizer", "shipped_routers"]
 
 _log = logging.getLogger(__name__)
 FALLBACK = "sketch"
@@ -68,6 +70,29 @@ def resolve_router(routing: RoutingConfig, model: PreTrainedModel) -> Router:
             return trained.router
     _log.info("routing.router: auto took %r: no router ships for this model", FALLBACK)
     return create_router(FALLBACK)
+
+
+def resolve_sizer(
+    routing: RoutingConfig, model: PreTrainedModel, page_size: int
+) -> DynamicPageSizer | None:
+    """Returns what cuts pages under `sizing: dynamic`, on the CPU; None under another sizing.
+
+    The one beside the router that settings name comes first, then one that ships for such a model; else an untrained one,
+    which goes by the variance of hidden states alone.
+    """
+    if routing.sizing != DynamicSizing.name:
+        return None
+    facts = model_facts(model.config)
+    folders = shipped_routers()
+    named = folders.pop(routing.router, Path(routing.router))
+    for folder in (named, *folders.values()):
+        if not (folder / CONFIG_NAME).is_file():
+            continue
+        trained = load_router(folder)
+        if trained.sizer is not None and trained.model in (None, facts):
+            return trained.sizer
+    _log.info("routing.sizing: dynamic takes an untrained sizer: none ships for this model")
+    return DynamicPageSizer(facts.hidden_size, page_size)
 
 
 def _fits(trained: TrainedRouter, routing: RoutingConfig, facts: ModelFacts) -> bool:

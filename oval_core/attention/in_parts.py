@@ -55,25 +55,36 @@ def attend_in_parts(
                 continue
             bias = row_bias(plan, index, row, query.device)
             asked = row_query(query, index, row)
-            parts = results[index]
-            measured = None
-            if watch is not None:
-                measured = (
-                    None if bias is not None else backend.attend_pages(asked, store, row, spec)
-                )
-                if measured is None:
-                    store, row = gathered(store, row)
-                watch(index, asked, store, row, bias, None if measured is None else measured[1])
-            if measured is not None:
-                parts = [*parts, measured[0]]
-            else:
-                parts = parts + backend.attend_parts(asked, store, row, spec, bias)
+            own = _attend_one(backend, asked, store, index, row, spec, bias, watch)
+            parts = results[index] + own
             results[index] = [merge_parts(parts)] if len(parts) >= _max_parts(parts[0]) else parts
     assert out is not None, "no source"
     for index, parts in enumerate(results):
         if parts:
             put_row(out[index], plan.rows[index], merge(parts))
     return out
+
+
+def _attend_one(
+    backend: AttentionBackend,
+    query: torch.Tensor,
+    store: LayerStore,
+    index: int,
+    row: RowPlan,
+    spec: LayerSpec,
+    bias: torch.Tensor | None,
+    watch: Watch | None,
+) -> list[Part]:
+    """Returns the parts [H, N, E] of one row over one source, and tells the watch."""
+    if watch is None:
+        return backend.attend_parts(query, store, row, spec, bias)
+    measured = None if bias is not None else backend.attend_pages(query, store, row, spec)
+    if measured is not None:
+        watch(index, query, store, row, None, measured[1])
+        return [measured[0]]
+    store, row = gathered(store, row)
+    watch(index, query, store, row, bias, None)
+    return backend.attend_parts(query, store, row, spec, bias)
 
 
 def gathered(store: LayerStore, row: RowPlan) -> tuple[LayerStore, RowPlan]:

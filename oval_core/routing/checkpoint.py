@@ -1,4 +1,4 @@
-"""Trained routers on disk: `oval_adapter.safetensors` with the weights, `oval_config.json` with shape, model and training."""
+"""Trained routers on disk, a page sizer beside: `oval_adapter.safetensors` (weights), `oval_config.json` (shape, model, training)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from oval_core.errors import ConfigError
 from oval_core.routing.output_aware import OutputAwareRouter, RouterConfig
+from oval_core.routing.page_sizer import DynamicPageSizer
 
 WEIGHTS_NAME = "oval_adapter.safetensors"
 CONFIG_NAME = "oval_config.json"
 _FORMAT = "oval-router-1"
+_SIZER = "sizer."  # before the names of its weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,18 +48,23 @@ class TrainedRouter:
         router: in evaluation mode.
         model: what it was trained for; None if that was not written down.
         training: command, data, seed and figures, as they were written.
+        sizer: what cuts pages for the same model, in evaluation mode; None if none was trained.
     """
 
     router: OutputAwareRouter
     model: ModelFacts | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
+    sizer: DynamicPageSizer | None = None
 
 
 def save_router(folder: str | Path, trained: TrainedRouter) -> None:
     """Writes both files; weights first, so that a folder with a config is whole."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: t.detach().cpu().contiguous() for name, t in trained.router.state_dict().items()}
+    state, sizer = dict(trained.router.state_dict()), trained.sizer
+    if sizer is not None:
+        state |= {f"{_SIZER}{name}": weight for name, weight in sizer.state_dict().items()}
+    state = {name: weight.detach().cpu().contiguous() for name, weight in state.items()}
     save_file(state, folder / WEIGHTS_NAME)
     facts = trained.model
     values = {
@@ -66,6 +73,8 @@ def save_router(folder: str | Path, trained: TrainedRouter) -> None:
         "model": None if facts is None else {n: getattr(facts, n) for n in facts.__slots__},
         "training": dict(trained.training),
     }
+    if sizer is not None:
+        values["sizer"] = {"hidden_size": sizer.head.in_features, "mean_size": sizer.mean_size}
     (folder / CONFIG_NAME).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
@@ -77,24 +86,35 @@ def load_router(folder: str | Path) -> TrainedRouter:
     """
     folder = Path(folder)
     values = _read_config(folder)
-    router, model = _made(folder, values)
+    router, model, sizer = _made(folder, values)
     try:
         state = load_file(folder / WEIGHTS_NAME)
+        own = {name: state.pop(name) for name in list(state) if name.startswith(_SIZER)}
         router.load_state_dict(state)
+        if sizer is not None:
+            sizer.load_state_dict({n.removeprefix(_SIZER): weight for n, weight in own.items()})
     except (OSError, SafetensorError, RuntimeError) as error:
         raise ConfigError(
             f"router {folder}: {WEIGHTS_NAME} cannot be read ({error}). Allowed: the weights that belong to "
             f"{CONFIG_NAME}. Train the router again, or copy both files."
         ) from error
-    return TrainedRouter(router=router.eval(), model=model, training=values.get("training") or {})
+    return TrainedRouter(
+        router=router.eval(),
+        model=model,
+        training=values.get("training") or {},
+        sizer=None if sizer is None else sizer.eval(),
+    )
 
 
-def _made(folder: Path, values: Mapping[str, Any]) -> tuple[OutputAwareRouter, ModelFacts | None]:
-    """Returns a router of the written shape, without its weights, and what it was trained for."""
+def _made(
+    folder: Path, values: Mapping[str, Any]
+) -> tuple[OutputAwareRouter, ModelFacts | None, DynamicPageSizer | None]:
+    """Returns router and sizer of the written shapes, without their weights, and what they were trained for."""
     try:
         router = OutputAwareRouter(RouterConfig.from_dict(values["router"]))
-        facts = values.get("model")
-        return router, None if facts is None else ModelFacts(**facts)
+        facts, shape = values.get("model"), values.get("sizer")
+        model = None if facts is None else ModelFacts(**facts)
+        return router, model, None if shape is None else DynamicPageSizer(**shape)
     except (AttributeError, KeyError, TypeError) as error:
         raise ConfigError(
             f"router {folder}: got a {CONFIG_NAME} that describes no router ({error}). Allowed: what `oval train "

@@ -87,7 +87,9 @@ class KeyBook:
         held = held if layer is None else held[layer : layer + 1]
         query = query.to(held.device)
         signal = self._signals[name]
-        if isinstance(signal, Sketch):  # [Y, H, D], or of one layer [1, H, D], goes through C where it can
+        if isinstance(
+            signal, Sketch
+        ):  # [Y, H, D], or of one layer [1, H, D], goes through C where it can
             fast = sketch_scores(signal, query, held)
             if fast is not None:
                 return fast
@@ -129,7 +131,7 @@ class KeyBook:
                 self._head_dim = keys.shape[2]
                 keys = keys.view(keys.shape[0], len(members), -1, keys.shape[2])  # [K, P, n, D]
                 for name, signal in self._signals.items():
-                    made = signal.summarise(keys).to(keys.dtype)
+                    made = signal.summarise(keys).to(_dtype(signal, keys))
                     room = self._room(name, made, self.num_pages + len(pages))
                     index = torch.tensor(places, device=made.device) + self.num_pages
                     room[place_of].index_copy_(1, index, made)
@@ -143,3 +145,12 @@ class KeyBook:
                 grown[:, :, : held.shape[2]] = held
             self._held[name] = held = grown
         return held
+
+
+def _dtype(signal: KeySignal, keys: torch.Tensor) -> torch.dtype:
+    # products of bf16 matrices are slow on a CPU (nine times, measured); sketches have a kernel for it
+    return (
+        torch.float32
+        if keys.device.type == "cpu" and not isinstance(signal, Sketch)
+        else keys.dtype
+    )

@@ -151,6 +151,18 @@ def _seen(
     spec: LayerSpec,
     bias: torch.Tensor | None,
 ) -> SeenPages:
+    scores = masked_scores(query, store, plan, spec, bias)
+    return SeenPages(tuple(i for i, _ in plan.pages), _page_lse(scores, plan.pages))
+
+
+def masked_scores(
+    query: torch.Tensor,
+    store: LayerStore,
+    plan: RowPlan,
+    spec: LayerSpec,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Returns scores [H, W, L] of the last queries [H, W, D] of a row, float32; -inf where a key is not seen."""
     heads, count, dim = query.shape
     keys = read(store.keys, plan.segments)
     kv_heads, length, _ = keys.shape
@@ -163,7 +175,7 @@ def _seen(
     elif count > 1 or not plan.is_plain:
         seen = allowed(replace(plan, num_new=count), spec.window, query.device)
         scores = scores.masked_fill(~seen, float("-inf"))
-    return SeenPages(tuple(i for i, _ in plan.pages), _page_lse(scores, plan.pages))
+    return scores
 
 
 def _page_lse(scores: torch.Tensor, pages: Sequence[tuple[int, int]]) -> torch.Tensor:

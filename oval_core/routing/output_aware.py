@@ -26,7 +26,7 @@ from oval_core.routing.graph_conv import GraphConv
 from oval_core.routing.key_signals import SIGNALS
 from oval_core.routing.locality import NUM_FEATURES
 from oval_core.routing.lora import LoRALinear
-from oval_core.routing.router import Lead
+from oval_core.routing.router import FILLS_BY, Lead
 from oval_core.routing.view import PageView
 
 HEADS = ("absolute", "content")
@@ -153,6 +153,8 @@ class OutputAwareRouter(nn.Module):
             needs |= {"hidden", "page_hidden"} if config.head == "content" else {"hidden"}
         if config.graph:
             needs.add("graph")
+        if config.history and FILLS_BY in config.signals:
+            needs.add("filled_history")
         return frozenset(needs)
 
     @property
@@ -183,6 +185,11 @@ class OutputAwareRouter(nn.Module):
             total = total + linear + self.mlp(features)[..., 0]
         return total
 
+    def embed_pages(self, page_hidden: torch.Tensor) -> torch.Tensor:
+        """Returns page embeddings [..., E] of mean hidden states [..., C]: a cache makes them once a page."""
+        embedded: torch.Tensor = self.embed(page_hidden)
+        return embedded
+
     def _content(self, view: PageView) -> torch.Tensor:
         assert view.hidden is not None, "no hidden state"
         config = self.config
@@ -194,8 +201,10 @@ class OutputAwareRouter(nn.Module):
             numbers = torch.arange(num_pages, device=out.device).clamp(max=config.num_pages - 1)
             absolute: torch.Tensor = out.index_select(-1, numbers)
             return absolute
-        assert view.page_hidden is not None, "no page embeddings"
-        pages = self.embed(view.page_hidden)  # [..., P, E]
+        pages = view.page_embedding  # [..., P, E]
+        if pages is None:
+            assert view.page_hidden is not None, "no page embeddings"
+            pages = self.embed_pages(view.page_hidden)
         if config.graph and view.graph is not None:
             pages = pages + self.graph_conv(pages, view.graph)
         content: torch.Tensor = self.content_scale * (out @ pages.transpose(-1, -2))

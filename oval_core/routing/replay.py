@@ -17,7 +17,7 @@ from oval_core.routing.choose import choose
 from oval_core.routing.cooccurrence import CooccurrenceGraph
 from oval_core.routing.recording import Recording
 from oval_core.routing.rivals import BySignal
-from oval_core.routing.router import Router
+from oval_core.routing.router import FILLS_BY, PARTS, Router
 from oval_core.routing.view import EPS, PageHistory, PageView
 
 Loop = Literal["closed", "open"]
@@ -26,7 +26,6 @@ Loop = Literal["closed", "open"]
 _TRUTHS = {"oracle_mass": "mass", "oracle_output": "effect"}
 """Signals that no cache can give: what the query will really do."""
 
-_PARTS = {"graph", "hidden", "page_hidden"}  # of a `PageView`, beside the signals
 _GRAPH_PAGES = 8  # pages of a step that count as read together, as in a cache's memory of a row
 _OF_PROMPT = ("h2o", "snapkv", "tova")
 
@@ -143,9 +142,8 @@ def replay_many(
     selection = torch.zeros_like(rows.mass[:, 0], dtype=torch.bool)
     with torch.no_grad():
         for step in range(first.num_steps):
-            if with_histories:
-                histories.append(history)
             if router.lead == "layer" or step % options.lead == 0:
+                history = rows.filled(step, history)
                 length = first.context + step
                 scores = rows.scores(rows.view(step, length, committed[step], history))
                 selection = _explored(
@@ -156,6 +154,8 @@ def replay_many(
                     explore,
                     generator,
                 )
+            if with_histories:
+                histories.append(history)
             read = (selection | kept[step]) & exists[step]
             selections.append(read)
             seen = read if options.loop == "closed" else exists[step].expand(read.shape)
@@ -177,7 +177,7 @@ def _check(recordings: Sequence[Recording], router: Router, explore: float) -> N
                 f"recordings: got {other.name!r} with other pages, steps or groups than {first.name!r}. "
                 "Allowed: recordings of equal shape. Replay them one by one."
             )
-    known = {*_PARTS, *_TRUTHS, *_OF_PROMPT, *first.signals}
+    known = {*PARTS, *_TRUTHS, *_OF_PROMPT, *first.signals}
     missing = sorted(router.needs - known)
     if missing:
         raise ConfigError(
@@ -206,9 +206,19 @@ class _Rows:
         self._newest = _stacked(recordings, "newest_hidden") if "page_hidden" in needs else None
         self._signals = {
             name: torch.stack([_signal(r, name, self._is_late) for r in recordings])
-            for name in needs - _PARTS
+            for name in needs - PARTS
         }
+        self._estimates = None
+        if "filled_history" in needs:
+            estimates = [_signal(r, FILLS_BY, is_late=False).exp() for r in recordings]
+            self._estimates = torch.stack(estimates)
         self._graphs = [_graph_of(r) for r in recordings] if "graph" in needs else []
+
+    def filled(self, step: int, history: PageHistory) -> PageHistory:
+        """Returns the history with estimates for what the step before did not read, if the router wants them."""
+        if self._estimates is None:
+            return history
+        return history.filled(self._estimates[:, step])
 
     def note(self, mass: torch.Tensor) -> None:
         """Takes in what a step saw, [B, G, P], where the router asks for a graph."""

@@ -18,6 +18,7 @@ from oval_core.kv_pool import LayerStore
 from oval_core.metrics import RoutingCounters
 from oval_core.page_summary import PageSummaries
 from oval_core.pages import Page, SequencePages
+from oval_core.repaging import Repaged
 from oval_core.routing.choose import choose
 from oval_core.routing.cooccurrence import CooccurrenceGraph
 from oval_core.routing.key_book import KeyBook
@@ -25,8 +26,10 @@ from oval_core.routing.key_signals import SIGNALS, create_signal, group_log_mass
 from oval_core.routing.layer_groups import layer_groups
 from oval_core.routing.mass_watch import MassWatch
 from oval_core.routing.repair import missing_share
-from oval_core.routing.router import Router
+from oval_core.routing.router import FILLS_BY, PARTS, Router
 from oval_core.routing.row_memory import RowMemory, Standing
+from oval_core.routing.row_view import view_row
+from oval_core.routing.token_watch import TokenWatch
 from oval_core.routing.view import PageView
 from oval_core.values import LayerSpec, PageSelection, RowPagesChosen, RowPlan, StepPlan
 
@@ -74,10 +77,12 @@ class RoutedPolicy:
         self.group_of = layer_groups(config, windows)
         self._layers = list(self.group_of)
         self._config, self._router, self._counters = config, router, counters
+        self._asked = self._router_signals()
         self._signals = self._signal_names()
         self._rows: list[RowMemory] = []
         self._chosen: list[Chosen | None] = []
         self._watch = MassWatch(self.group_of)
+        self._tokens: TokenWatch | None = None
         self._scaling: float | None = None
         self._forwards = 0
         self._most_tokens = most_tokens
@@ -92,9 +97,9 @@ class RoutedPolicy:
         """Selections a forward."""
         return 1 + max(self.group_of.values())
 
-    def bind(self, summaries: PageSummaries) -> None:
-        """Is given the summaries of the cache's pages."""
-        self._summaries = summaries
+    def bind(self, summaries: PageSummaries, tokens: TokenWatch | None = None) -> None:
+        """Is given the summaries of the cache's pages, and who is to be told what tokens get."""
+        self._summaries, self._tokens = summaries, tokens
 
     def select(self, sequences: Sequence[SequencePages], num_new: Sequence[int]) -> PageSelection:
         """Returns the pages to read; everything where a row brings many tokens, or nothing is known of it yet."""
@@ -137,6 +142,8 @@ class RoutedPolicy:
         """Notes what pages got."""
         self._scaling = spec.scaling
         self._watch.saw(layer_idx, row, query, store, plan, spec, bias, page_lse)
+        if self._tokens is not None:
+            self._tokens.saw(layer_idx, row, query, store, plan, spec, bias, page_lse)
 
     def missed(self, layer_idx: int) -> Sequence[Sequence[Page]]:
         """Returns what each row must read besides, now that the true query of the layer is known."""
@@ -173,6 +180,10 @@ class RoutedPolicy:
             if memory.book is not None:
                 memory.book.refresh(seq, self._summaries.read_keys)
         self._end()
+
+    def repaged(self, row: int, parts: Sequence[Repaged], num_known: int) -> None:
+        """Carries what is known of a row's pages over to those that took their tokens over."""
+        self._rows[row].repage(parts, num_known)
 
     def abort(self) -> None:
         """Forgets what was seen since `select`."""
@@ -262,32 +273,20 @@ class RoutedPolicy:
         """Returns scores [G, P] of the pages of committed tokens."""
         memory = self._rows[row]
         signals: dict[str, torch.Tensor] = {}
-        if self._signals & self._router.needs:
+        if self._asked:
             assert memory.book is not None
             assert memory.queries is not None
             signals = self._log_masses(memory.book, memory.queries, len(pages), None)
+        if "filled_history" in self._router.needs:
+            memory.history = memory.history.filled(signals[FILLS_BY].exp())
         with torch.no_grad():
             return self._router.score(self._view(row, pages, signals)).float().cpu()
 
     def _view(
         self, row: int, pages: Sequence[Page], signals: Mapping[str, torch.Tensor]
     ) -> PageView:
-        needs, memory = self._router.needs, self._rows[row]
-        graph = None
-        if "graph" in needs:
-            assert memory.graph is not None
-            graph = memory.graph.adjacency([page.page_id for page in pages])
-        return PageView(
-            starts=torch.tensor([page.tokens[0] for page in pages]),
-            counts=torch.tensor([len(page) for page in pages]),
-            length=1 + max(page.tokens[-1] for page in pages),
-            history=memory.history,
-            hidden=self._summaries.last_hidden(row).float().cpu() if "hidden" in needs else None,
-            page_hidden=self._summaries.hidden_mean(row).cpu() if "page_hidden" in needs else None,
-            signals=signals,
-            graph=graph,
-            lead=self._config.lead,
-        )
+        memory, lead = self._rows[row], self._config.lead
+        return view_row(self._router, memory, self._summaries, row, pages, signals, lead)
 
     def _log_masses(
         self, book: KeyBook, queries: torch.Tensor, num_pages: int, layer: int | None
@@ -295,7 +294,7 @@ class RoutedPolicy:
         """Returns signals by name, [G, P], or of one layer [W, 1, P] for queries [1, W, H, D]."""
         found = {}
         groups = [self.group_of[i] for i in self._layers] if layer is None else [0]
-        for name in self._signals & self._router.needs:
+        for name in self._asked:
             asked = queries if layer is None else queries[0]
             scores = book.scores(name, asked, layer)
             scores = scores if layer is None else scores[:, None]
@@ -312,9 +311,11 @@ class RoutedPolicy:
             return False
         return not self._signals or (memory.book is not None and memory.book.num_pages > 0)
 
-    def _signal_names(self) -> set[str]:
-        optional = {"hidden", "page_hidden", "graph"}
-        names = set(self._router.needs) - optional
+    def _router_signals(self) -> set[str]:
+        """Returns the signals that the router reads."""
+        names = set(self._router.needs - PARTS)
+        if "filled_history" in self._router.needs:
+            names.add(FILLS_BY)
         strange = names - (SIGNALS.keys() - _NEEDS_RECORDING)
         if strange:
             raise ConfigError(
@@ -322,6 +323,10 @@ class RoutedPolicy:
                 "model decodes. Allowed: the others; `oval bench recall` measures this one. Choose another."
             )
         return names
+
+    def _signal_names(self) -> set[str]:
+        """Returns the signals whose summaries are kept."""
+        return self._asked
 
     def _new_row(self) -> RowMemory:
         graph = CooccurrenceGraph() if "graph" in self._router.needs else None

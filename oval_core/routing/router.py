@@ -11,6 +11,12 @@ import torch
 
 from oval_core.routing.view import PageView
 
+PARTS = frozenset({"filled_history", "graph", "hidden", "page_hidden"})
+"""What a router may need beside signals."""
+
+FILLS_BY = "sketch"
+"""The signal that fills histories."""
+
 Lead = Literal["step", "layer"]
 """When scores are known: `step`: before the forward, so that pages can be fetched meanwhile; `layer`: only with the true
 query of a layer, as attention begins."""
@@ -31,7 +37,11 @@ class Router(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Which optional parts of `PageView` it reads: `hidden`, `page_hidden`, `graph`, or names of `signals`."""
+        """Which optional parts of `PageView` it reads: `hidden`, `page_hidden`, `graph`, or names of `signals`.
+
+        `filled_history` besides: pages that the last step did not read have estimates by the signal `sketch` in their
+        history.
+        """
         ...
 
     def score(self, view: PageView) -> torch.Tensor:

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from oval_core.pages import Page, SequencePages
+from oval_core.repaging import Repaged
+from oval_core.routing.carried import Carrier
 from oval_core.routing.cooccurrence import CooccurrenceGraph
 from oval_core.routing.key_book import KeyBook
 from oval_core.routing.mass_watch import SeenRow
+from oval_core.routing.page_embeddings import PageEmbeddings
 from oval_core.routing.view import PageHistory
 
 _GRAPH_PAGES = 8
@@ -42,6 +45,7 @@ class RowMemory:
     ) -> None:
         self.book = book
         self.graph = graph
+        self.embeddings: PageEmbeddings | None = None
         self.standing: Standing | None = None
         self.history = PageHistory.empty(num_groups, 0)
         self.queries: torch.Tensor | None = None
@@ -68,6 +72,17 @@ class RowMemory:
             self.queries, self.standing = None, None
         return pages
 
+    def repage(self, parts: Sequence[Repaged], num_known: int) -> None:
+        """Carries over what is known to the pages that took tokens over; before this forward there were `num_known`."""
+        past = Carrier(self._page_ids, parts, num_known)
+        self.history, self._page_ids = past.history(self.history), past.ids
+        if self._waiting is not None:
+            first, seen = self._waiting
+            self._waiting = (first, Carrier(seen.page_ids, parts).seen(seen))
+        if self.graph is not None:
+            self.graph.forget([page.page_id for part in parts for page in part.old])
+        self.standing = None
+
     def history_mass(self, num_pages: int) -> torch.Tensor:
         """Returns the recent mass [P] of each page, mean over groups; 0 for pages beyond those with a history."""
         mass = self.history.fast.mean(0)
@@ -79,6 +94,7 @@ class RowMemory:
         twin._page_ids = list(self._page_ids)
         twin.book = None if self.book is None else self.book.clone()
         twin.graph = None if self.graph is None else self.graph.copy()
+        twin.embeddings = None  # made again when needed
         return twin
 
     def ahead(self) -> RowMemory:

@@ -6,7 +6,7 @@ Shapes: G layer groups, P pages, C hidden size. Every tensor may have leading di
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 
@@ -72,6 +72,26 @@ class PageHistory:
             age=torch.where(read, torch.zeros_like(self.age), self.age + 1),
         )
 
+    def filled(self, estimate: torch.Tensor) -> PageHistory:
+        """Returns the history in which the last step left no gap: pages that it did not read got what was estimated.
+
+        So what key summaries say about the rest goes on being remembered, and a page can come back.
+
+        Args:
+            estimate: [..., G, P] attention mass by summaries and the query of the last step.
+        """
+        gap = (self.age > 0) | (self.steps == 0)
+
+        def averaged(old: torch.Tensor, factor: float) -> torch.Tensor:
+            return torch.where(gap, factor * old + (1 - factor) * estimate, old)
+
+        return replace(
+            self,
+            last=torch.where(gap, estimate, self.last),
+            fast=averaged(self.fast, _FAST),
+            slow=averaged(self.slow, _SLOW),
+        )
+
     def select(self, pages: torch.Tensor) -> PageHistory:
         """Returns the history of these pages (indices [P']); -1 is a page that was never read."""
         known = pages >= 0
@@ -100,6 +120,8 @@ class PageView:
         history: what was seen when pages were read.
         hidden: [..., C] last hidden state of the newest committed token; None unless the router needs it.
         page_hidden: [P, C] mean last hidden state of each page; None unless needed.
+        page_embedding: [P, E] what the router's own `embed_pages` made of `page_hidden`, in place of it; None where
+            nobody keeps that.
         signals: by name, [..., G, P] log of the attention mass that key summaries and a query suggest, up to a
             constant a group. The query is the previous step's for a router that looks ahead.
         graph: [P, P] normalised co-occurrence, sparse or dense; None unless needed.
@@ -112,6 +134,7 @@ class PageView:
     history: PageHistory
     hidden: torch.Tensor | None = None
     page_hidden: torch.Tensor | None = None
+    page_embedding: torch.Tensor | None = None
     signals: Mapping[str, torch.Tensor] = field(default_factory=dict)
     graph: torch.Tensor | None = None
     lead: int = 1

@@ -23,6 +23,7 @@ from oval_core.page_layout import Relayout
 from oval_core.page_table import PageTable, SlotCopy
 from oval_core.pages import Page
 from oval_core.policy import SelectionPolicy
+from oval_core.routing.page_cutter import open_page_size
 from oval_core.storage import ForwardRequest, watch_all, watcher
 from oval_core.tiers.fast_memory import share_out
 from oval_core.tiers.page_files import check_folder
@@ -70,7 +71,7 @@ class TieredStorage:
         self._policy = policy
         self.layers = _tiered_layers(self._tiers, len(windows))
         self._place = {layer: place for place, layer in enumerate(self.layers)}
-        self.memory = share_out(self._tiers.fast_tokens, len(self.layers), config.page_size)
+        self.memory = share_out(self._tiers.fast_tokens, len(self.layers), open_page_size(config))
         self.pool = KVPool(len(windows))
         self.residency = Residency(
             self.memory.pool_slots, self._tiers.sink_tokens, self._tiers.recent_tokens
@@ -93,7 +94,7 @@ class TieredStorage:
 
     def max_new_tokens(self, rows: int) -> int:
         """Returns how many tokens a row a forward should bring at most; half of the pool is left to older pages."""
-        page_size = self._config.page_size
+        page_size = open_page_size(self._config)
         return max(1, self.memory.pool_slots // 2 // rows // page_size * page_size)
 
     @property
@@ -371,7 +372,7 @@ def check_tiers(config: OvalConfig, num_layers: int) -> None:
     """
     assert config.tiers is not None, "no tiers in the config"
     layers = _tiered_layers(config.tiers, num_layers)
-    share_out(config.tiers.fast_tokens, len(layers), config.page_size)
+    share_out(config.tiers.fast_tokens, len(layers), open_page_size(config))
     if config.tiers.disk is not None:
         check_folder(config.tiers.disk)
 

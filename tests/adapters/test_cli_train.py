@@ -2,14 +2,13 @@
 
 import inspect
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_models
-from transformers import AutoTokenizer
+import tiny_text
 from typer.testing import CliRunner, Result
 
 from oval_adapters.cli.app import create_app
@@ -37,22 +36,13 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tiny_models.save_checkpoint(tmp_path_factory.mktemp("tiny"), None)
-    size = len(AutoTokenizer.from_pretrained(path))
-    tiny_models.build("llama", vocab_size=size, num_hidden_layers=4).save_pretrained(path)
-    return path
+    """Four layers, two of them routed."""
+    return tiny_text.save_checkpoint(tmp_path_factory.mktemp("tiny"), 4)
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rng, words = (
-        random.Random(0),
-        ["old", "river", "ran", "past", "seven", "quiet", "mills", "and", "a", "stone", "bridge"],
-    )
-    sentences = [" ".join(rng.choices(words, k=9)).capitalize() + "." for _ in range(60)]
-    path = tmp_path_factory.mktemp("text") / "a.txt"
-    path.write_text(" ".join(sentences), encoding="utf-8")
-    return path
+    return tiny_text.write_text(tmp_path_factory.mktemp("text") / "a.txt", 60)
 
 
 @pytest.fixture
@@ -88,7 +78,7 @@ def test_trains_saves_and_goes_on(quick: tuple[object, ...], folder: Path, tmp_p
     config = trained.router.config
     assert (config.graph, config.decay, config.history, config.lora_rank) == (False, False, True, 0)
     assert (config.num_groups, config.hidden_size) == (2, 48)
-    assert trained.model == model_facts(tiny_models.build("llama", vocab_size=260, num_hidden_layers=4).config)  # fmt: skip
+    assert trained.model == model_facts(tiny_text.build(folder, 4).config)  # fmt: skip
     written = (out / CONFIG_NAME).read_text(encoding="utf-8")
     assert str(tmp_path) not in written
     assert str(folder.parent) not in written

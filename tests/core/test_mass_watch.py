@@ -84,6 +84,19 @@ def test_only_the_last_queries_of_a_long_forward_count() -> None:
     torch.testing.assert_close(seen.mass[:, 0].double(), want, atol=1e-5, rtol=1e-5)
 
 
+def test_a_mask_of_a_long_forward_counts_for_its_last_queries() -> None:
+    count = WATCHED_QUERIES + 9
+    query, keys = torch.randn(HEADS, count, DIM), torch.randn(KV, count, DIM)
+    bias = torch.randn(1, count, count).masked_fill(
+        torch.rand(1, count, count) < 0.5, float("-inf")
+    )
+    watch, plan = MassWatch({0: 0}), plan_of(count, count, {0: 40, 1: count - 40})
+    watch.saw(0, 0, query, store_of(keys), plan, SPEC, bias, None)
+    scores = query.double() @ keys.double().repeat_interleave(2, 0).mT * 0.5 + bias
+    want = by_page(scores.softmax(-1)[:, 9:], [40, count - 40]).mean(0)
+    torch.testing.assert_close(watch.row(0).mass[:, 0].double(), want, atol=1e-5, rtol=1e-5)
+
+
 def test_layers_of_a_group_may_read_other_pages() -> None:
     """The mean is over the layers that read a page; the peak is the largest of them; another group has no part."""
     watch, want, peaks = MassWatch({0: 0, 1: 0, 3: 1}), [], []

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from oval_core.errors import ConfigError
+from oval_core.routing.features import history_features
 from oval_core.routing.key_signals import SIGNALS
 from oval_core.routing.loss import routing_loss
 from oval_core.routing.output_aware import OutputAwareRouter, RouterConfig
@@ -166,6 +167,17 @@ def test_every_input_matters(field: str, part: str) -> None:
     other = view_of()
     changed = dataclasses.replace(view, **{field: 16 if field == "lead" else getattr(other, field)})
     assert not torch.allclose(router.score(view), router.score(changed)), part
+
+
+def test_features_of_the_history_are_logs_of_masses() -> None:
+    view = view_of()
+    history, features = view.history, history_features(view)
+    mean = history.total / history.steps.clamp(min=1)
+    masses = (history.last, history.fast, history.slow, mean, history.peak)
+    for i, mass in enumerate(masses):
+        torch.testing.assert_close(features[..., i], ((mass + EPS).log() + 6) / 3)
+    assert torch.equal(features[..., 5], history.chosen)
+    torch.testing.assert_close(features[..., 6], (1 + history.age).log() / 4)
 
 
 def test_a_new_router_ranks_by_mass_and_signals() -> None:

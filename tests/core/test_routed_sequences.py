@@ -119,7 +119,7 @@ def step(world: RoutedWorld, name: str, numbers: list[int], rows: int) -> None:
             hidden = [torch.rand(length) < 0.4 if length else None for length in world.lengths]
             world.forward(counts, hidden=hidden)
     elif name == "bias":
-        if now == 1:
+        if now == 1 and not any(world.shape.windows):  # a mask says what a window sees too
             world.forward([1 + numbers[0] % 4], bias=make_bias(world, 1 + numbers[0] % 4))
     elif name == "fail":
         world.forward(counts, num_layers=1 + numbers[0] % 4)
@@ -158,7 +158,7 @@ def run(setup: dict[str, Any], steps: list[tuple[str, list[int]]], folder: str) 
 
 
 @settings(
-    max_examples=24,
+    max_examples=16,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -183,9 +183,6 @@ LIFE = [
     ("abort", [2, 1, 1]),
     ("truncate", [9, 9, 9]),
     ("decode", [1, 1, 1]),
-    ("reset", [5, 4, 3]),
-    ("pieces", [1, 1, 1]),
-    ("decode", [1, 1, 1]),
 ]
 
 
@@ -193,6 +190,7 @@ LIFE = [
     ("policy", "router", "backend", "place"),
     [
         ("routed", "sketch", "torch", "memory"),
+        ("guarded", "quest", "torch", "memory"),
         ("routed", "freekv", "native", "host"),
         ("guarded", "ema", "torch", "disk"),
         ("guarded", "quest", "sdpa", "spill"),
@@ -221,7 +219,7 @@ def test_a_long_life(policy: str, router: str, backend: str, place: str, tmp_pat
     world = run(setup, LIFE, str(tmp_path))
     assert sum(count < length for _, _, count, length in world.reads) > 20
     assert world.most_away > 5 or place == "memory"
-    if policy == "guarded":
+    if policy == "guarded" and place != "memory":
         assert world.streamed_on_demand > 10
 
 
@@ -229,6 +227,5 @@ def test_a_mask_over_a_selection() -> None:
     routing = {"router": "freekv", "token_budget": 18, "window_size": 4, "dense_layers": (0,)}
     setup = {"policy": "guarded", "page_size": 4, "routing": {**routing, "coverage": 0.6}}
     setup |= {"shape": Shape(), "backend": "torch", "place": "memory", "rows": 1}
-    steps = [("text", [12]), ("decode", [1]), ("bias", [0]), ("bias", [3]), ("decode", [1])]
-    world = run(setup, steps, "")
-    assert min(length - count for _, _, count, length in world.reads[-18:]) > 3
+    world = run(setup, [("bias", [0]), ("bias", [3]), ("bias", [0])], "")
+    assert min(length - count for _, _, count, length in world.reads[-9:]) > 3

@@ -1,0 +1,41 @@
+"""Options that several commands share, kept together as the fields of a dataclass. Knows no option."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+
+def with_options(command: Callable[..., None], **groups: type) -> Callable[..., None]:
+    """Gives a command an option for each field of some dataclasses; it gets each of them whole, as an argument.
+
+    Args:
+        command: takes an argument of each name in `groups`, beside its own.
+        groups: dataclasses, by argument; their fields are annotated as Typer's options and default to None.
+    """
+    hints = {name: get_type_hints(group, include_extras=True) for name, group in groups.items()}
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        for own in hints.values()
+        for name, hint in own.items()
+    ]
+    signature = inspect.signature(command, eval_str=True)
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in signature.parameters.values()
+        if parameter.name not in groups
+    ]
+
+    def run(**arguments: Any) -> None:
+        given = {
+            name: group(**{field: arguments.pop(field) for field in hints[name]})
+            for name, group in groups.items()
+        }
+        command(**given, **arguments)
+
+    # Typer makes the options from these.
+    run.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *options]}
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run
