@@ -43,6 +43,8 @@ def main() -> None:
     parser.add_argument("--sizer", help="folder with a trained router and its sizer")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.compare and not options.data:
+        parser.error("--compare needs --data, a file with texts")
     if options.compare:
         print(json.dumps(compare(options)))
         return

@@ -43,7 +43,12 @@ Decay = Annotated[bool, typer.Option(help="Use distance.")]
 History = Annotated[bool, typer.Option(help="Use the mass that pages got before.")]
 Content = Annotated[bool, typer.Option(help="Use the last hidden state.")]
 LoraRank = Annotated[int, typer.Option(help="Rank of the second layer; 0 trains all of it.")]
-Seed = Annotated[int, typer.Option(help="Of data, weights and draws.")]
+Gamma = Annotated[float, typer.Option(help="Of the focal loss; 0 is cross-entropy.")]
+Seed = Annotated[int, typer.Option(help="Of weights and draws, and of what is held out.")]
+DataSeed = Annotated[int, typer.Option(help="Of the passages.")]
+Recordings = Annotated[
+    Path | None, typer.Option(help="Folder of recordings that trainings share; else below --out.")
+]
 
 Progress = Callable[[str, int, int], None]
 
@@ -79,7 +84,10 @@ def router_command(
     history: History = True,
     content: Content = True,
     lora_rank: LoraRank = 4,
+    gamma: Gamma = _DEFAULTS.gamma,
     seed: Seed = _DEFAULTS.seed,
+    data_seed: DataSeed = _DEFAULTS.data_seed,
+    recordings: Recordings = None,
     dtype: Dtype = "bfloat16",
     as_json: AsJson = False,
 ) -> None:
@@ -101,7 +109,10 @@ def router_command(
         label=label,
         rounds=rounds,
         updates=updates,
+        gamma=gamma,
         seed=seed,
+        data_seed=data_seed,
+        recordings=None if recordings is None else str(recordings),
         layer_groups=layer_groups,
         dense_layers=parse_numbers("dense-layers", dense_layers) if dense_layers else (),
         page_size=page_size,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oval_adapters.routing.recorder import RecordOptions, record
@@ -46,7 +45,7 @@ def gather_recordings(
         context=settings.context,
         steps=settings.steps,
         count=settings.passages,
-        seed=settings.seed,
+        seed=settings.data_seed,
         split=split,
     )
     options = RecordOptions(
@@ -56,10 +55,10 @@ def gather_recordings(
         output_every=0,
         signals=("quest", "sketch"),
     )
-    folder = Path(settings.out) / "recordings"
+    folder, dtype = settings.recordings_folder, str(model.dtype)
     found = []
     for i, passage in enumerate(made):
-        path = folder / f"{_stamp(settings.model, passage, options)}.safetensors"
+        path = folder / f"{_stamp(settings.model, dtype, passage, options)}.safetensors"
         if not path.is_file():
             recording = record(
                 model,
@@ -75,8 +74,8 @@ def gather_recordings(
     return found
 
 
-def _stamp(model: str, passage: Passage, options: RecordOptions) -> str:
+def _stamp(model: str, dtype: str, passage: Passage, options: RecordOptions) -> str:
     """Names what a recording depends on."""
     ids = [*passage.prompt_ids.tolist(), -1, *passage.continuation_ids.tolist()]
-    facts = json.dumps([model, ids, repr(options)])
+    facts = json.dumps([model, dtype, ids, repr(options)])
     return hashlib.sha256(facts.encode()).hexdigest()[:24]

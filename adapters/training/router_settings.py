@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from oval_core.config import check_int
@@ -18,7 +19,8 @@ class RouterTraining:
     Attributes:
         model: what the router is for: an embedded name, a folder or a hub id.
         data: files with texts, see `oval_adapters.texts.passages`.
-        out: folder for the router; recordings and checkpoints lie below it.
+        out: folder for the router; checkpoints lie below it.
+        recordings: folder of the recordings, which several trainings may share; None for one below `out`.
         kinds: sorts of passages.
         passages: of each kind, a tenth of them for validation.
         context: tokens of a prompt.
@@ -29,8 +31,9 @@ class RouterTraining:
         rounds: times that the closed loop is run again with the router as it is.
         updates: optimiser steps in all.
         learning_rate: at its highest.
-        gamma: of the focal loss.
-        seed: of data, weights and draws.
+        gamma: of the focal loss; 0 is cross-entropy, which ranks better (docs/claims.md).
+        seed: of weights and draws, and of what is held out.
+        data_seed: of the passages.
         layer_groups: selections a forward.
         dense_layers: layers that are not routed.
         page_size: tokens a page.
@@ -41,6 +44,7 @@ class RouterTraining:
     model: str
     data: tuple[str, ...]
     out: str
+    recordings: str | None = None
     kinds: tuple[str, ...] = ("text", "retrieval", "chat")
     passages: int = 20
     context: int = 2048
@@ -51,8 +55,9 @@ class RouterTraining:
     rounds: int = 3
     updates: int = 1500
     learning_rate: float = 2e-3
-    gamma: float = 2.0
+    gamma: float = 0.0
     seed: int = 0
+    data_seed: int = 0
     layer_groups: int = 3
     dense_layers: tuple[int, ...] = (0, 1)
     page_size: int = 16
@@ -75,6 +80,11 @@ class RouterTraining:
                 f"leads, budgets: got {self.leads}, {self.budgets}. Allowed: one or more of each, budgets above 0 and up "
                 "to 1. Give some."
             )
+
+    @property
+    def recordings_folder(self) -> Path:
+        """Where recordings are kept."""
+        return Path(self.out) / "recordings" if self.recordings is None else Path(self.recordings)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plain values."""

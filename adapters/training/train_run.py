@@ -139,7 +139,7 @@ def _score(entry: Entry) -> float:
 def _public(settings: RouterTraining) -> dict[str, Any]:
     """Returns the settings without the places of this machine."""
     values = settings.to_dict()
-    del values["out"]
+    del values["out"], values["recordings"]
     if Path(settings.model).exists():
         values["model"] = Path(settings.model).name
     return values | {"data": [Path(path).name for path in settings.data]}

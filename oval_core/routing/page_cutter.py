@@ -192,7 +192,10 @@ class PageCutter:
         hidden = keys = attention = None
         if "hidden" in needs:
             assert self._pool.hidden is not None, "hidden states were not kept"
-            hidden = self._pool.hidden[torch.tensor(slots, device=self._pool.hidden.device)]
+            kept = self._pool.hidden
+            hidden = kept[
+                torch.tensor(slots, device=kept.device)
+            ].cpu()  # sizers, as routers, stay there
         if "keys" in needs:
             by_page = [page.slots for page in pages]
             keys = torch.stack([self._read_keys(layer, pages, by_page) for layer in self._layers])

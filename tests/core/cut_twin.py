@@ -24,7 +24,7 @@ ROUTING = {
     "coverage": 0.5,
     "router": "ema",
 }
-TIERS = {"fast_tokens": 300, "sink_tokens": 4, "recent_tokens": 16}
+TIERS = {"fast_tokens": 350, "sink_tokens": 4, "recent_tokens": 16}
 
 
 def random_sizer(page_size: int = 8) -> DynamicPageSizer:

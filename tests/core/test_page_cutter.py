@@ -33,7 +33,7 @@ def test_attention_and_integrity_hold_in_any_order_of_changes(
 ) -> None:
     torch.manual_seed(1)
     rng = random.Random(3)
-    rows = 1 if has_tiers else 2
+    rows = 2
     twin = CutTwin(sizing, policy=policy, **({"tiers": TIERS} if has_tiers else {}))
     twin.forward([100, 60][:rows], num_queries=100)
     twin.check_all()
