@@ -24,7 +24,7 @@ from oval_adapters.interrupts import hold_interrupts
 from oval_adapters.linears import patch_linears
 from oval_adapters.patch import OvalCall, Patch
 from oval_adapters.pieces import merge_outputs, split_call
-from oval_adapters.routing.resolve import resolve_router, resolve_sizer
+from oval_adapters.routing.resolve import check_router, resolve_router, resolve_sizer
 from oval_core.attention import create_backend
 from oval_core.config import OvalConfig, check_int
 from oval_core.errors import CacheMismatchError, UnsupportedModelError
@@ -111,6 +111,8 @@ class Attachment:
             router: scores pages in place of the router of the settings; for policies that select.
         """
         check_int("reserve_tokens", reserve_tokens, 0, None)
+        if router is not None and self.config.routing is not None:
+            check_router(router, self.config.routing, self.model.config)
         reserve = self.config.reserve_tokens or reserve_tokens
         paged = PagedCache(
             self.config,
@@ -190,13 +192,26 @@ class Attachment:
         self.detach()
 
     @contextlib.contextmanager
-    def generating(self) -> Iterator[None]:
-        """Marks that `generate` runs with an OVAL cache: a model that drops it is then found out."""
-        self._thread.generate_depth += 1
+    def generating(self, columns: int = 0, cached: int = 0) -> Iterator[None]:
+        """Marks that `generate` runs with an OVAL cache: a model that drops it is then found out.
+
+        Args:
+            columns: of the text that the call brings; pieces of a long one are read as the whole would be.
+            cached: of these, those that the cache holds already.
+        """
+        state, before = self._thread, self._thread.prompt_columns
+        state.generate_depth += 1
+        state.prompt_columns = columns if self._is_long(cached, columns - cached) else 0
         try:
             yield
         finally:
-            self._thread.generate_depth -= 1
+            state.generate_depth -= 1
+            state.prompt_columns = before
+
+    def _is_long(self, cached: int, num_queries: int) -> bool:
+        """Whether policies that select read so many new columns whole."""
+        routing = self.config.routing
+        return routing is not None and (not cached or num_queries > routing.max_queries)
 
     def _install(self) -> None:
         for module, name in ((self._decoder, "forward"), (self.model, "generate")):
@@ -240,7 +255,8 @@ class Attachment:
         rows, num_queries = states.shape[:2]
         limit = cache.paged.max_new_tokens(rows)
         if limit is None or num_queries <= limit:
-            return self._forward_on(cache, original, named, states)
+            is_prompt = cache.get_seq_length() < self._thread.prompt_columns
+            return self._forward_on(cache, original, named, states, is_prompt)
         return self._forward_in_pieces(cache, original, named, rows, num_queries, limit)
 
     def _forward_in_pieces(
@@ -255,12 +271,12 @@ class Attachment:
         """One forward as several, because fast memory takes only `limit` new tokens a row; any error takes all back."""
         before = cache.get_seq_length()
         cache.check(self, kwargs.get("attention_mask"), rows, num_queries)
-        outputs = []
+        outputs, is_long = [], self._is_long(before, num_queries)
         try:
             for piece in split_call(kwargs, num_queries, limit, before):
                 states = piece.get("inputs_embeds")
                 states = piece["input_ids"] if states is None else states
-                outputs.append(self._forward_on(cache, original, piece, states))
+                outputs.append(self._forward_on(cache, original, piece, states, is_long))
         except BaseException:
             if before:
                 cache.crop(before - cache.get_seq_length())
@@ -276,10 +292,11 @@ class Attachment:
         original: Callable[..., Any],
         kwargs: dict[str, Any],
         states: torch.Tensor,
+        is_prompt: bool,
     ) -> Any:
-        rows, num_queries = states.shape[:2]
+        mask, (rows, num_queries) = kwargs.get("attention_mask"), states.shape[:2]
         with hold_interrupts():
-            cache.begin(self, kwargs.get("attention_mask"), rows, num_queries, states.device)
+            cache.begin(self, mask, rows, num_queries, states.device, is_prompt)
         kwargs["attention_mask"] = states.new_empty(1, 1, 0, 0)  # 4-D: transformers builds no mask
         try:
             with self._switch.oval():
@@ -311,6 +328,8 @@ class _ThreadState(threading.local):
     """What the current thread is doing with the model."""
 
     generate_depth = 0
+    prompt_columns = 0
+    """Columns of the running `generate` that are its prompt, or a long turn: forwards that begin there belong to it."""
     on_oval = False
     """Whether its last decoder forward used an OVAL cache; the LM head runs after it."""
 

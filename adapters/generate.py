@@ -48,16 +48,19 @@ def wrap_generate(attachment: Attachment, original: Callable[..., Any]) -> Calla
             _check_not_ours(own)
             return original(*args, **kwargs)
         settings = _Settings(attachment.model.generation_config, args, kwargs)
+        prompt = _prompt(args, kwargs)
         if own is None:
             if settings.wants_other_cache():
                 return original(*args, **kwargs)
-            prompt = _prompt(args, kwargs)
             attachment.check_prompt(prompt, kwargs.get("attention_mask"))
             made = attachment.new_cache(settings.expected_tokens(prompt), oval_router)
             kwargs["cache"] = own = made
+        elif oval_router is not None:
+            _log.warning("oval_router is not used: the call brings a cache, which has its router.")
         if not attachment.owns(own):
             return original(*args, **kwargs)
-        with attachment.generating():
+        columns = 0 if prompt is None else int(prompt.shape[1])
+        with attachment.generating(columns, own.get_seq_length()):
             return _closing(made, original, args, kwargs)
 
     return generate
@@ -150,5 +153,7 @@ def _check_parts(
         )
     if router is not None and attachment.config.policy == "full":
         _log.warning("oval_router is not used: the policy 'full' reads every page.")
+    elif getattr(router, "training", False):
+        _log.warning("oval_router is in training mode: its scores are random. Call router.eval().")
     if page_manager is not None:
         _log.warning("oval_page_manager is not used: pages and their graph are the cache's own.")

@@ -19,6 +19,7 @@ from oval_core.errors import CacheMismatchError, PromptTooLongError, Unsupported
 from oval_core.metrics import StepMetrics
 from oval_core.paged_cache import PagedCache
 from oval_core.policy import SelectionPolicy
+from oval_core.routing.routed import RoutedPolicy
 from oval_core.values import RowRequest
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class OvalCache(Cache):
         batch_size: int,
         num_queries: int,
         device: torch.device,
+        is_prompt: bool = False,
     ) -> None:
         """Plans one forward; called by the attachment before the decoder runs.
 
@@ -88,12 +90,16 @@ class OvalCache(Cache):
             batch_size: B.
             num_queries: T, padding included.
             device: device of the decoder.
+            is_prompt: whether it is a piece of a prompt or of a long turn, which policies that select read whole.
         Raises:
             CacheMismatchError: another model, another batch size, a mask of the wrong shape.
             PromptTooLongError: the text would outgrow the model's positions.
         """
         requests, bias = self.check(owner, attention_mask, batch_size, num_queries)
         self._is_whole = False
+        policy = self.paged.policy
+        if is_prompt and isinstance(policy, RoutedPolicy):
+            policy.read_whole()
         self.paged.begin(requests, num_queries, device, self.reserve, bias)
 
     def check(

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from claims import render_claims
 from routing_figures import FROM, ROUTING
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,14 +59,19 @@ def keep_record(name: str, argv: list[str]) -> None:
 def render(page: Path) -> None:
     """Replaces the marked parts of a page by tables made from the records."""
     text = page.read_text(encoding="utf-8")
+    text = _put(text, "claims", render_claims(RECORDS))
     for name, renderer in RENDERERS.items():
         path = RECORDS / f"{FROM.get(name, name)}.json"
         if path.is_file():
             record = json.loads(path.read_text(encoding="utf-8"))
             table = renderer(record["result"]) + "\n" + _source(record)
-            pattern = rf"(<!-- figures:{name} -->\n).*?(<!-- /figures:{name} -->)"
-            text = re.sub(pattern, lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.DOTALL)
+            text = _put(text, name, table)
     page.write_text(text, encoding="utf-8")
+
+
+def _put(text: str, name: str, table: str) -> str:
+    pattern = rf"(<!-- figures:{name} -->\n).*?(<!-- /figures:{name} -->)"
+    return re.sub(pattern, lambda m: f"{m[1]}{table}\n{m[2]}", text, flags=re.DOTALL)
 
 
 def render_decode(result: dict[str, Any]) -> str:

@@ -44,6 +44,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "all but content": {"content": False},
     "all but graph": {"graph": False},
     "all, full second layer": {"lora_rank": 0},
+    "all, focal loss (gamma 2)": {},
 }  # fmt: skip
 RIVALS = ("oracle_mass", "persistence", "ema", "freekv", "recency")
 LEADS, BUDGETS = (1, 4, 16), (0.1, 0.2)
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", required=True, help="texts to train on")
     parser.add_argument("--test", nargs="+", required=True, help="texts to judge on")
     parser.add_argument("--work", required=True, help="folder for recordings and checkpoints")
+    parser.add_argument("--recordings", help="folder of recordings; one below --work without")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--updates", type=int, default=1000)
     parser.add_argument("--passages", type=int, default=20, help="of each kind, to train on")
@@ -74,11 +76,12 @@ def main() -> None:
         model=options.model,
         data=tuple(options.data),
         out=options.work,
+        recordings=options.recordings,
         passages=options.passages,
         updates=options.updates,
     )
     train = gather_recordings(model, tokenizer, base, told)
-    judged = replace(base, data=tuple(options.test), passages=options.test_passages, seed=1)
+    judged = replace(base, data=tuple(options.test), passages=options.test_passages, data_seed=1)
     test = gather_recordings(model, tokenizer, judged, told, split="test")
     seeds = [int(seed) for seed in options.seeds.split(",")]
     wanted = [name for name in options.variants.split(",") if name] or list(VARIANTS)
@@ -88,7 +91,8 @@ def main() -> None:
         for seed in seeds:
             console.print(f"{name}, seed {seed}")
             folder = str(Path(options.work) / "variants" / f"{list(VARIANTS).index(name)}-{seed}")
-            settings = replace(base, seed=seed, router=VARIANTS[name], out=folder)
+            gamma = 2.0 if "gamma 2" in name else base.gamma
+            settings = replace(base, seed=seed, router=VARIANTS[name], out=folder, gamma=gamma)
             routers.append(train_router(train, settings, told).router)
         rows += judge(name, routers, test)
         console.print(rows[-1])

@@ -156,17 +156,39 @@ def render_router(result: Row) -> str:
     )
 
 
+def render_sizing(result: Row) -> str:
+    """Returns mass recall and output error by page sizing, at equal bytes, and the spread of sizes."""
+    lines = [
+        "| sizing | pages | persistence 10 %: mass / error | 20 % | sketch 10 % | 20 % | best possible 20 % | sizes (pages) |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(row["sizing"] for row in result["rows"]):
+        own = [row for row in result["rows"] if row["sizing"] == name]
+
+        def cell(router: str, budget: float, own: list[Row] = own) -> str:
+            row = next(r for r in own if (r["router"], r["budget"]) == (router, budget))
+            return f"{row['recall']:.3f} / {row['output_error']:.3f}"
+
+        spread = ", ".join(f"{size}: {count}" for size, count in own[0]["histogram"].items())
+        lines.append(
+            f"| {name} | {own[0]['pages']:.0f} | {cell('persistence', 0.1)} | {cell('persistence', 0.2)} "
+            f"| {cell('sketch', 0.1)} | {cell('sketch', 0.2)} | {cell('oracle_mass', 0.2)} | {spread} |"
+        )
+    return "\n".join(lines)
+
+
 ROUTING: dict[str, Callable[[Row], str]] = {
     "ablation": render_ablation,
     "closed_loop": render_closed_loop,
     "passkeys": render_passkeys,
     "recall": render_recall,
     "router": render_router,
+    "sizing": render_sizing,
     "sketch": render_sketch,
 }
 """By the name of the block in a page."""
 
-FROM = {"closed_loop": "recall", "passkeys": "recall"}
+FROM = {"passkeys": "closed_loop"}
 """Blocks whose record has another name."""
 
 

@@ -147,7 +147,7 @@ class ResidentStorage:
     def plan(self, forward: ForwardRequest) -> StepPlan:
         """Reads the slots of the table; see `Storage.plan`."""
         self._forward = forward
-        self._plan = self._plan_of(forward, [None] * len(forward.requests))
+        self._plan = self._plan_of(forward, [None] * len(self._table.sequences))
         self._chosen = [self._plan_of(forward, rows) for rows in forward.selection.groups]
         return self._plan
 

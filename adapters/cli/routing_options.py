@@ -66,7 +66,7 @@ class RoutingOptions:
 
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "policy"}
         given = {name: value for name, value in given.items() if value is not None}
-        policy = self.policy or config.policy
+        policy = config.policy if self.policy is None else self.policy
         if policy == "full":
             if given:
                 raise ConfigError(
@@ -74,8 +74,19 @@ class RoutingOptions:
                     "everything. Allowed: with --policy routed or guarded. Add one of them."
                 )
             return replace(config, policy=policy, routing=None)
+        if self.coverage is not None and policy == "routed":
+            raise ConfigError(
+                "routing: got --coverage with policy 'routed', which promises none. Allowed: with --policy guarded. "
+                "Choose that, or leave --coverage out."
+            )
+        if self.budget_share is not None and self.token_budget is not None:
+            raise ConfigError(
+                "routing: got --budget-share and --token-budget. Allowed: one of them. Leave one out."
+            )
         if self.budget_share is not None:
             given["budget_share"] = parse_share(self.budget_share)
+        elif self.token_budget is not None:
+            given["budget_share"] = None  # a share of the configuration would win over it
         before = {} if config.routing is None else asdict(config.routing)
         return replace(config, policy=policy, routing=RoutingConfig(**(before | given)))
 

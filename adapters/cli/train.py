@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oval_adapters.cli import train_sizer
 from oval_adapters.cli.bench_options import AsJson, Dtype, Model, parse_numbers
 from oval_adapters.training.router_settings import RouterTraining
 
@@ -59,7 +60,7 @@ def register(app: typer.Typer) -> None:
     """Adds the group `train`."""
     group = typer.Typer(no_args_is_help=True, help="Train routers for a model.")
     group.command("router")(router_command)
-    group.callback()(_group)
+    train_sizer.register(group)
     app.add_typer(group, name="train")
 
 
@@ -92,8 +93,6 @@ def router_command(
     as_json: AsJson = False,
 ) -> None:
     """Train a router on the attention of a model over texts; it is saved as oval_adapter.safetensors and oval_config.json."""
-    from rich.console import Console
-
     router: dict[str, Any] = {"head": head, "graph": graph, "decay": decay, "history": history}
     router |= {"content": content, "lora_rank": lora_rank}
     if head == "absolute":
@@ -119,17 +118,18 @@ def router_command(
         router=router,
         save_every=save_every,
     )
+    _run(settings, dtype, as_json)
+
+
+def _run(settings: RouterTraining, dtype: str, as_json: bool) -> None:
+    from rich.console import Console
+
     errors = Console(stderr=True)
     report = _train(errors, settings, dtype)
     _show(Console(stderr=as_json), report)
     _draw(errors, report)
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
-
-
-def _group() -> None:
-    """Train routers for a model."""
-    # a callback keeps `router` a subcommand while it is the only one
 
 
 def _train(console: Console, settings: RouterTraining, dtype: str) -> TrainReport:

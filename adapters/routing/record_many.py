@@ -13,11 +13,11 @@ from oval_adapters.routing.observer import Observer
 from oval_adapters.routing.observer import Passage as PassagePages
 from oval_adapters.routing.recorder import (
     RecordOptions,
-    _finish,
-    _listening,
-    _passage_of,
-    _pieces,
-    _signals,
+    finish_recording,
+    listening,
+    passage_of,
+    pieces_of,
+    signals_of,
 )
 from oval_core.routing.recording import Recording
 
@@ -60,7 +60,7 @@ def record_sizes(
     """
     decoder = model.get_decoder()
     made = [
-        _passage_of(decoder.config, len(passage.prompt_ids), len(passage.continuation_ids), own)
+        passage_of(decoder.config, len(passage.prompt_ids), len(passage.continuation_ids), own)
         for own in options
     ]
     others = [Observer(pages) for pages in made[1:]]
@@ -72,7 +72,7 @@ def record_sizes(
     )
     facts = {"kind": passage.kind, "name": passage.name, "token_bytes": token_bytes}
     return [
-        _finish(seen, pages, hidden, _signals(seen, own.signals, cache, decoder), facts)
+        finish_recording(seen, pages, hidden, signals_of(seen, own.signals, cache, decoder), facts)
         for seen, pages, own in zip((observer, *others), made, options, strict=True)
     ]
 
@@ -116,7 +116,7 @@ def record_tokens(
     options = replace(options or RecordOptions(), page_size=32, page_sizes=(), output_every=0)
     decoder = model.get_decoder()
     context, steps = len(passage.prompt_ids), len(passage.continuation_ids)
-    pages = _passage_of(decoder.config, context, steps, options)
+    pages = passage_of(decoder.config, context, steps, options)
     observer = _TokenObserver(pages)
     hidden, _ = _run(decoder, observer, passage, pages)
     return TokenRecording(hidden[:context].clone(), observer.attention)
@@ -128,8 +128,8 @@ def _run(
     """Runs the passage; returns its last hidden states and the model's cache."""
     ids = torch.cat((passage.prompt_ids, passage.continuation_ids))
     cache, hidden = DynamicCache(config=decoder.config), []
-    with _listening(decoder, observer, ahead=False):
-        for start, end in _pieces(pages):
+    with listening(decoder, observer, ahead=False):
+        for start, end in pieces_of(pages):
             done = decoder(input_ids=ids[None, start:end], cache=cache, use_cache=True)
             hidden.append(done.last_hidden_state[0].float())
     return torch.cat(hidden), cache

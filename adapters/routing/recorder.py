@@ -95,25 +95,25 @@ def record(
             f"{type(model).__name__}: got a model on {model.device}. Allowed: cpu. Call model.to('cpu') first."
         )
     decoder = model.get_decoder()
-    passage = _passage_of(decoder.config, len(prompt_ids), len(continuation_ids), options)
+    passage = passage_of(decoder.config, len(prompt_ids), len(continuation_ids), options)
     observer = Observer(passage)
     cache = DynamicCache(config=decoder.config)
     ids = torch.cat((prompt_ids, continuation_ids))
     hidden = []
-    with _listening(decoder, observer, ahead=CROSS_LAYER in options.signals):
-        for start, end in _pieces(passage):
+    with listening(decoder, observer, ahead=CROSS_LAYER in options.signals):
+        for start, end in pieces_of(passage):
             done = decoder(input_ids=ids[None, start:end], cache=cache, use_cache=True)
             hidden.append(done.last_hidden_state[0].float())
-    signals = _signals(observer, options.signals, cache, decoder)
+    signals = signals_of(observer, options.signals, cache, decoder)
     token_bytes = sum(
         kept.shape[1] * kept.shape[3] * kept.element_size()
         for kept in (cache.layers[passage.routed[0]].keys, cache.layers[passage.routed[0]].values)
     )
     facts = {"kind": kind, "name": name, "token_bytes": token_bytes}
-    return _finish(observer, passage, torch.cat(hidden), signals, facts)
+    return finish_recording(observer, passage, torch.cat(hidden), signals, facts)
 
 
-def _passage_of(config: Any, context: int, num_steps: int, options: RecordOptions) -> Passage:
+def passage_of(config: Any, context: int, num_steps: int, options: RecordOptions) -> Passage:
     windows = decoder_family(config).windows(config)
     if any(window is not None for window in windows):
         raise UnsupportedModelError(
@@ -135,7 +135,7 @@ def _passage_of(config: Any, context: int, num_steps: int, options: RecordOption
     )
 
 
-def _pieces(passage: Passage) -> list[tuple[int, int]]:
+def pieces_of(passage: Passage) -> list[tuple[int, int]]:
     # Neither the observed end of the prompt nor the first step begins inside a piece.
     edges = (0, passage.context - passage.window, passage.context, passage.length)
     sizes = (_PROMPT_PIECE, _STEP_PIECE, _STEP_PIECE)
@@ -147,7 +147,7 @@ def _pieces(passage: Passage) -> list[tuple[int, int]]:
 
 
 @contextlib.contextmanager
-def _listening(decoder: Any, observer: Observer, *, ahead: bool) -> Iterator[None]:
+def listening(decoder: Any, observer: Observer, *, ahead: bool) -> Iterator[None]:
     """Runs the decoder's attention through the observer until the end of the block."""
     name = f"oval-record-{id(observer)}"
     before = decoder.config._attn_implementation
@@ -189,7 +189,7 @@ def _listening(decoder: Any, observer: Observer, *, ahead: bool) -> Iterator[Non
         AttentionMaskInterface._global_mapping.pop(name, None)
 
 
-def _signals(
+def signals_of(
     observer: Observer, names: Sequence[str], cache: DynamicCache, decoder: Any
 ) -> dict[str, torch.Tensor]:
     """Returns `Recording.signals`."""
@@ -251,7 +251,7 @@ def query_ahead(
     return apply_rotary_pos_emb(query, query, *rotation)[0][0]
 
 
-def _finish(
+def finish_recording(
     observer: Observer,
     passage: Passage,
     hidden: torch.Tensor,

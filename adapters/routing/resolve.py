@@ -7,9 +7,13 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oval_adapters.families import decoder_family
 from oval_core.config import RoutingConfig
 from oval_core.errors import ConfigError
-from oval_core.routing.checkpoint import CONFIG_NAME, ModelFacts, TrainedRouter, load_router
+from oval_core.routing.article_router import OVALRouter
+from oval_core.routing.checkpoint import CONFIG_NAME, ModelFacts, load_router
+from oval_core.routing.layer_groups import layer_groups
+from oval_core.routing.output_aware import OutputAwareRouter
 from oval_core.routing.page_sizer import DynamicPageSizer
 from oval_core.routing.registry import create_router, rivals_by_name
 from oval_core.routing.router import Router
@@ -18,7 +22,7 @@ from oval_core.routing.sizing import DynamicSizing
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-__all__ = ["model_facts", "resolve_router", "resolve_sizer", "shipped_routers"]
+__all__ = ["check_router", "model_facts", "resolve_router", "resolve_sizer", "shipped_routers"]
 
 _log = logging.getLogger(__name__)
 FALLBACK = "sketch"
@@ -52,7 +56,7 @@ def resolve_router(routing: RoutingConfig, model: PreTrainedModel) -> Router:
     Raises:
         ConfigError: there is no such router, or it was trained for another model.
     """
-    facts = model_facts(model.config)
+    facts, groups = model_facts(model.config), _num_groups(routing, model.config)
     if routing.router != "auto":
         if routing.router in rivals_by_name():
             return create_router(routing.router)
@@ -61,11 +65,16 @@ def resolve_router(routing: RoutingConfig, model: PreTrainedModel) -> Router:
             create_router(routing.router)  # tells what is wrong with the name or the folder
             folder = Path(routing.router)
         trained = load_router(folder)
-        _check(trained, facts, routing)
+        if trained.model is not None and trained.model != facts:
+            raise ConfigError(
+                f"routing.router: {routing.router!r} was trained for {trained.model}. Got {facts}. Allowed: a router of "
+                "this model. Train one with `oval train router`, or choose another by name."
+            )
+        check_router(trained.router, routing, model.config)
         return trained.router
     for name, folder in shipped_routers().items():
         trained = load_router(folder)
-        if trained.model == facts and _fits(trained, routing, facts):
+        if trained.model == facts and trained.router.config.num_groups == groups:
             _log.info("routing.router: auto took %r, trained for such a model", name)
             return trained.router
     _log.info("routing.router: auto took %r: no router ships for this model", FALLBACK)
@@ -95,23 +104,31 @@ def resolve_sizer(
     return DynamicPageSizer(facts.hidden_size, page_size)
 
 
-def _fits(trained: TrainedRouter, routing: RoutingConfig, facts: ModelFacts) -> bool:
-    return trained.router.config.num_groups == _num_groups(routing, facts)
-
-
-def _num_groups(routing: RoutingConfig, facts: ModelFacts) -> int:
-    return min(routing.layer_groups, facts.num_layers - len(routing.dense_layers))
-
-
-def _check(trained: TrainedRouter, facts: ModelFacts, routing: RoutingConfig) -> None:
-    if trained.model is not None and trained.model != facts:
+def check_router(router: Router, routing: RoutingConfig, config: PretrainedConfig) -> None:
+    """Raises `ConfigError` where a router of this project was made for another model, or for other groups of layers."""
+    size = config.get_text_config(decoder=True).hidden_size
+    made_for = _hidden_size(router)
+    if made_for not in (None, size):
         raise ConfigError(
-            f"routing.router: {routing.router!r} was trained for {trained.model}. Got {facts}. Allowed: a router of this "
-            "model. Train one with `oval train router`, or choose another by name."
+            f"router {router.name!r}: got one made for hidden size {made_for}. Allowed with this model: {size}. Make or "
+            "train one for it."
         )
-    groups = trained.router.config.num_groups
-    if not _fits(trained, routing, facts):
+    groups = _num_groups(routing, config)
+    if isinstance(router, OutputAwareRouter) and router.config.num_groups != groups:
         raise ConfigError(
-            f"routing.layer_groups: got {routing.layer_groups}. Allowed with router {routing.router!r}: {groups}, as it "
-            "was trained. Set layer_groups to that, or train another router."
+            f"routing.layer_groups: got {routing.layer_groups}, which makes {groups} with dense_layers "
+            f"{list(routing.dense_layers)}. Allowed with this router: {router.config.num_groups}, as it was "
+            "trained. Set layer_groups or dense_layers so that it comes out, or train another router."
         )
+
+
+def _hidden_size(router: Router) -> int | None:
+    """Returns the hidden size that a router was made for; None where it reads no hidden state, or nobody knows."""
+    if isinstance(router, OutputAwareRouter):
+        return router.config.hidden_size if router.config.content else None
+    return router.mlp[0].in_features if isinstance(router, OVALRouter) else None
+
+
+def _num_groups(routing: RoutingConfig, config: PretrainedConfig) -> int:
+    windows = decoder_family(config).windows(config.get_text_config(decoder=True))
+    return 1 + max(layer_groups(routing, windows).values())

@@ -52,8 +52,9 @@ def create_router(name: str) -> Router:
         return load_router(name).router
     if Path(name).name != name or Path(name).exists():
         return load_router(name).router  # tells what the folder lacks
+    decode = ["auto", *(known for known in ROUTER_NAMES if known not in MEASURED_ONLY)]
     raise ConfigError(
-        f"routing.router: got {name!r}; {did_you_mean(name, ROUTER_NAMES)}, or a folder"
+        f"routing.router: got {name!r}; {did_you_mean(name, decode)} Or the folder of a trained router."
     )
 
 

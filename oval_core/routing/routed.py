@@ -7,6 +7,7 @@ Shapes: G layer groups, P pages, Y routed layers, H query heads, N new tokens, D
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,11 +23,12 @@ from oval_core.repaging import Repaged
 from oval_core.routing.choose import choose
 from oval_core.routing.cooccurrence import CooccurrenceGraph
 from oval_core.routing.key_book import KeyBook
-from oval_core.routing.key_signals import SIGNALS, create_signal, group_log_mass
+from oval_core.routing.key_signals import create_signal, group_log_mass
 from oval_core.routing.layer_groups import layer_groups
 from oval_core.routing.mass_watch import MassWatch
 from oval_core.routing.repair import missing_share
-from oval_core.routing.router import FILLS_BY, PARTS, Router
+from oval_core.routing.router import FILLS_BY, Router
+from oval_core.routing.router_needs import router_signals
 from oval_core.routing.row_memory import RowMemory, Standing
 from oval_core.routing.row_view import view_row
 from oval_core.routing.token_watch import TokenWatch
@@ -35,9 +37,6 @@ from oval_core.values import LayerSpec, PageSelection, RowPagesChosen, RowPlan, 
 
 _UNKNOWN = -30.0
 """Log mass of a page that has no summary: it is an open one, at the end, and read anyway."""
-
-_NEEDS_RECORDING = {"infllm"}
-"""Signals whose summaries need the attention that each token of the prompt received."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class RoutedPolicy:
         self.group_of = layer_groups(config, windows)
         self._layers = list(self.group_of)
         self._config, self._router, self._counters = config, router, counters
-        self._asked = self._router_signals()
+        self._asked = router_signals(router)
         self._signals = self._signal_names()
         self._rows: list[RowMemory] = []
         self._chosen: list[Chosen | None] = []
@@ -85,6 +84,7 @@ class RoutedPolicy:
         self._tokens: TokenWatch | None = None
         self._scaling: float | None = None
         self._forwards = 0
+        self._reads_whole = False
         self._most_tokens = most_tokens
 
     @property
@@ -99,7 +99,8 @@ class RoutedPolicy:
 
     def bind(self, summaries: PageSummaries, tokens: TokenWatch | None = None) -> None:
         """Is given the summaries of the cache's pages, and who is to be told what tokens get."""
-        self._summaries, self._tokens = summaries, tokens
+        # they reach the storages, which hold this policy: a cycle would keep K and V of a cache that nobody holds
+        self._held_summaries, self._tokens = weakref.ref(summaries), tokens
 
     def select(self, sequences: Sequence[SequencePages], num_new: Sequence[int]) -> PageSelection:
         """Returns the pages to read; everything where a row brings many tokens, or nothing is known of it yet."""
@@ -123,6 +124,10 @@ class RoutedPolicy:
             return self._selection(chosen) if any(chosen) else None
         finally:
             self._rows = rows
+
+    def read_whole(self) -> None:
+        """Lets the next forward read everything, however short it is: a piece of a prompt or of a long turn."""
+        self._reads_whole = True
 
     def watches(self, layer_idx: int) -> bool:
         """Whether a layer is routed."""
@@ -219,7 +224,7 @@ class RoutedPolicy:
         assert self._signals <= other._signals, "signals that nobody kept"
         assert other.tracks_hidden or not self.tracks_hidden, "hidden states that nobody kept"
         self._rows = [memory.clone() for memory in other._rows]
-        self._summaries, self._scaling = other._summaries, other._scaling
+        self._held_summaries, self._scaling = other._held_summaries, other._scaling
 
     def _more(
         self, layer: int, row: int, chosen: Chosen, read: torch.Tensor
@@ -242,7 +247,8 @@ class RoutedPolicy:
         if memory.book is not None:  # pages may have been cut since it was made
             memory.book.refresh(seq, self._summaries.read_keys)
         budget = config.budget(seq.length)
-        if num_new > config.max_queries or seq.length <= budget or not self._is_known(memory):
+        is_long = num_new > config.max_queries or self._reads_whole
+        if is_long or seq.length <= budget or not self._is_known(memory):
             return None
         all_pages = seq.pages
         recent = seq.num_committed - config.window_size
@@ -278,9 +284,15 @@ class RoutedPolicy:
             assert memory.queries is not None
             signals = self._log_masses(memory.book, memory.queries, len(pages), None)
         if "filled_history" in self._router.needs:
-            memory.history = memory.history.filled(signals[FILLS_BY].exp())
+            memory.fill(signals[FILLS_BY].exp())
         with torch.no_grad():
-            return self._router.score(self._view(row, pages, signals)).float().cpu()
+            scores = self._router.score(self._view(row, pages, signals)).float().cpu()
+        if tuple(scores.shape) != (self.num_groups, len(pages)):
+            raise ConfigError(
+                f"routing.router: {self._router.name!r} gave scores {list(scores.shape)}. Allowed: {self.num_groups} "
+                f"selections x {len(pages)} pages, as its view says. Mend the router."
+            )
+        return scores
 
     def _view(
         self, row: int, pages: Sequence[Page], signals: Mapping[str, torch.Tensor]
@@ -310,19 +322,6 @@ class RoutedPolicy:
         if memory.history.last.shape[-1] == 0 or memory.queries is None:
             return False
         return not self._signals or (memory.book is not None and memory.book.num_pages > 0)
-
-    def _router_signals(self) -> set[str]:
-        """Returns the signals that the router reads."""
-        names = set(self._router.needs - PARTS)
-        if "filled_history" in self._router.needs:
-            names.add(FILLS_BY)
-        strange = names - (SIGNALS.keys() - _NEEDS_RECORDING)
-        if strange:
-            raise ConfigError(
-                f"routing.router: got {self._router.name!r}, which needs {sorted(strange)}: no cache knows it while a "
-                "model decodes. Allowed: the others; `oval bench recall` measures this one. Choose another."
-            )
-        return names
 
     def _signal_names(self) -> set[str]:
         """Returns the signals whose summaries are kept."""
@@ -384,8 +383,14 @@ class RoutedPolicy:
         self._counters.audits += 1
         self._counters.audited_mass += 1.0 - share
 
+    @property
+    def _summaries(self) -> PageSummaries:
+        summaries = self._held_summaries()
+        assert summaries is not None, "the cache has ended"
+        return summaries
+
     def _end(self) -> None:
-        self._chosen = []
+        self._chosen, self._reads_whole = [], False
         self._watch = MassWatch(self.group_of)
 
 

@@ -51,6 +51,7 @@ class RowMemory:
         self.queries: torch.Tensor | None = None
         """[Y, H, D] of the newest token; None when it is not known."""
         self._page_ids: list[int] = []
+        self._is_filled = False  # whether the last step's gaps are
         self._newest = -1  # token of `queries`
         self._waiting: tuple[int, SeenRow] | None = None  # (first token, what was seen)
 
@@ -71,6 +72,11 @@ class RowMemory:
         if self._newest != seq.num_committed - 1:  # the text was cut to before what was watched
             self.queries, self.standing = None, None
         return pages
+
+    def fill(self, estimate: torch.Tensor) -> None:
+        """Fills the history's gaps by `PageHistory.filled`, once a step: a forward that is tried again finds it done."""
+        if not self._is_filled:
+            self.history, self._is_filled = self.history.filled(estimate), True
 
     def repage(self, parts: Sequence[Repaged], num_known: int) -> None:
         """Carries over what is known to the pages that took tokens over; before this forward there were `num_known`."""
@@ -137,5 +143,6 @@ class RowMemory:
                 best = mass[step].amax(0).topk(min(_GRAPH_PAGES, len(place)))
                 ranked = zip(best.values.tolist(), best.indices.tolist(), strict=True)
                 self.graph.observe([self._page_ids[i] for got, i in ranked if got > 0])
+        self._is_filled = False
         self.queries = seen.queries[:, num_kept - 1].clone()  # not a view that keeps them all
         self._newest = first + num_kept - 1
