@@ -81,7 +81,7 @@ def recorded(model: PreTrainedModel, config: Any, call: dict[str, Any]) -> Forwa
         patch.setattr(RoutedPolicy, "saw", saw)
         hooks = [
             model.get_input_embeddings().register_forward_pre_hook(began),
-            model.lm_head.register_forward_hook(lambda *a: found.logits.append(a[2].clone())),
+            model.register_forward_hook(lambda *a: found.logits.append(a[2].logits.clone())),
         ]
         try:
             run(model, **call, cache=cache)
@@ -109,9 +109,7 @@ def replayed(model: PreTrainedModel, forwards: Forwards) -> Iterator[torch.Tenso
             out = model(
                 ids, attention_mask=mask, position_ids=positions, cache=cache, use_cache=True
             )
-        seen = model.lm_head.in_features
-        assert seen == model.config.hidden_size
-        yield out.logits[:, -logits.shape[1] :] if logits.shape[1] > 1 else out.logits[:, -1:]
+        yield out.logits[:, -logits.shape[1] :]
     model.set_attn_implementation(before)
 
 
