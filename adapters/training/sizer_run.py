@@ -11,11 +11,11 @@ from oval_adapters.bench.machine import machine, versions
 from oval_adapters.routing.record_many import TokenRecording, record_tokens
 from oval_adapters.routing.recorder import RecordOptions
 from oval_adapters.routing.resolve import model_facts
-from oval_adapters.texts import KINDS, passages, read_source
+from oval_adapters.texts import passages
 from oval_adapters.training.sizer_loop import Progress, train_sizer
 from oval_adapters.training.sizer_settings import SizerTraining
-from oval_core.config import check_int
-from oval_core.errors import ConfigError, PromptTooLongError, did_you_mean
+from oval_adapters.training.train_run import check_passages
+from oval_core.errors import ConfigError
 from oval_core.routing.checkpoint import TrainedRouter, load_router, save_router
 
 if TYPE_CHECKING:
@@ -45,20 +45,7 @@ def check_sizer_training(config: PretrainedConfig, settings: SizerTraining) -> T
         PromptTooLongError: the model has too few positions.
         ConfigError: there is no router of this model in the folder, or a setting or file is wrong.
     """
-    text = config.get_text_config(decoder=True)
-    for layer in settings.dense_layers:
-        check_int("dense_layers", layer, 0, text.num_hidden_layers - 1)
-    limit, asked = getattr(text, "max_position_embeddings", None), settings.context + settings.steps
-    if limit is not None and asked > limit:
-        raise PromptTooLongError(
-            f"context: got {settings.context} and {settings.steps} steps, {asked} tokens. Allowed: {limit}, the "
-            "positions of this model. Ask for fewer, or take a model with a longer context."
-        )
-    for kind in settings.kinds:
-        if kind not in KINDS:
-            raise ConfigError(f"kinds: got {kind!r}; {did_you_mean(kind, KINDS)}")
-    for path in settings.data:
-        read_source(path)
+    check_passages(config, settings)
     trained = load_router(settings.out)
     if trained.model not in (None, model_facts(config)):
         raise ConfigError(

@@ -15,6 +15,7 @@ from oval_adapters.texts import KINDS, read_source
 from oval_adapters.training.gather import gather_recordings
 from oval_adapters.training.router_loop import Progress, train_router
 from oval_adapters.training.router_settings import RouterTraining
+from oval_adapters.training.sizer_settings import SizerTraining
 from oval_core.config import check_int
 from oval_core.errors import ConfigError, PromptTooLongError, did_you_mean
 from oval_core.routing.checkpoint import TrainedRouter, save_router
@@ -23,7 +24,7 @@ from oval_core.routing.output_aware import RouterConfig
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["TrainReport", "check_training", "draw_curve", "train_and_save"]
+__all__ = ["TrainReport", "check_passages", "check_training", "draw_curve", "train_and_save"]
 
 CURVE_NAME = "curve.png"
 
@@ -63,19 +64,7 @@ def check_training(config: PretrainedConfig, settings: RouterTraining) -> None:
     """
     text = config.get_text_config(decoder=True)
     RouterConfig.from_dict({"hidden_size": text.hidden_size, **settings.router})
-    for layer in settings.dense_layers:
-        check_int("dense_layers", layer, 0, text.num_hidden_layers - 1)
-    limit, asked = getattr(text, "max_position_embeddings", None), settings.context + settings.steps
-    if limit is not None and asked > limit:
-        raise PromptTooLongError(
-            f"context: got {settings.context} and {settings.steps} steps, {asked} tokens. Allowed: {limit}, the "
-            "positions of this model. Ask for fewer, or take a model with a longer context."
-        )
-    for kind in settings.kinds:
-        if kind not in KINDS:
-            raise ConfigError(f"kinds: got {kind!r}; {did_you_mean(kind, KINDS)}")
-    for path in settings.data:
-        read_source(path)
+    check_passages(config, settings)
     try:
         Path(settings.out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -110,6 +99,29 @@ def train_and_save(
         curve=curve,
         best=max(curve, key=_score),
     )
+
+
+def check_passages(config: PretrainedConfig, settings: RouterTraining | SizerTraining) -> None:
+    """Raises an error where a model cannot run the passages of a training.
+
+    Raises:
+        PromptTooLongError: the model has too few positions.
+        ConfigError: there is no such layer or kind, or a file cannot be read.
+    """
+    text = config.get_text_config(decoder=True)
+    for layer in settings.dense_layers:
+        check_int("dense_layers", layer, 0, text.num_hidden_layers - 1)
+    limit, asked = getattr(text, "max_position_embeddings", None), settings.context + settings.steps
+    if limit is not None and asked > limit:
+        raise PromptTooLongError(
+            f"context: got {settings.context} and {settings.steps} steps, {asked} tokens. Allowed: {limit}, the "
+            "positions of this model. Ask for fewer, or take a model with a longer context."
+        )
+    for kind in settings.kinds:
+        if kind not in KINDS:
+            raise ConfigError(f"kinds: got {kind!r}; {did_you_mean(kind, KINDS)}")
+    for path in settings.data:
+        read_source(path)
 
 
 def draw_curve(curve: Sequence[Entry], folder: Path) -> Path | None:

@@ -7,6 +7,7 @@ L layers, H query heads, K KV heads, G layer groups, P pages.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -55,14 +56,14 @@ class KeySignal(Protocol):
         ...
 
 
-class _Linear:
+class _Linear(ABC):
     """A signal whose score is the product of an embedded query with a summary."""
 
     __slots__ = ()
 
+    @abstractmethod
     def embed(self, query: torch.Tensor) -> torch.Tensor:
         """Returns [..., E] of queries [..., D] after RoPE."""
-        raise NotImplementedError
 
     def score(self, query: torch.Tensor, summaries: torch.Tensor) -> torch.Tensor:
         """Returns scores [..., H, P]; see `KeySignal.score`."""
