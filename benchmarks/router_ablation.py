@@ -38,7 +38,6 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "content": {"decay": False, "graph": False, "history": False, "signals": ()},
     "content + decay": {"graph": False, "history": False, "signals": ()},
     "content + decay + graph": {"history": False, "signals": ()},
-    "content + decay + history": {"graph": False, "signals": ()},
     "content + decay + graph + history": {"signals": ()},
     "all, with key signals": {},
     "all but content": {"content": False},
@@ -60,6 +59,7 @@ def main() -> None:
     parser.add_argument("--recordings", help="folder of recordings; one below --work without")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--updates", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3, help="closed loops to learn from")
     parser.add_argument("--passages", type=int, default=20, help="of each kind, to train on")
     parser.add_argument("--test-passages", type=int, default=4, help="of each kind, to judge on")
     parser.add_argument("--variants", default="", help="names with commas; all without")
@@ -79,6 +79,8 @@ def main() -> None:
         recordings=options.recordings,
         passages=options.passages,
         updates=options.updates,
+        rounds=options.rounds,
+        save_every=options.updates,
     )
     train = gather_recordings(model, tokenizer, base, told)
     judged = replace(base, data=tuple(options.test), passages=options.test_passages, data_seed=1)
