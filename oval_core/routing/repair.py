@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
+from oval_core.values import LayerSpec
+
 
 def cover(
     read_lse: torch.Tensor, estimates: torch.Tensor, unread: torch.Tensor, coverage: float
@@ -42,7 +44,7 @@ def missing_share(
     read_lse: torch.Tensor,
     query: torch.Tensor,
     unread: Sequence[torch.Tensor],
-    scaling: float,
+    spec: LayerSpec,
     also_read: Sequence[torch.Tensor] = (),
 ) -> float:
     """Returns the share of the true attention mass that pages which were not read hold, mean over heads and queries.
@@ -51,21 +53,23 @@ def missing_share(
         read_lse: [H, W, R] as in `cover`.
         query: [W, H, D] of the layer.
         unread: keys [K, n, D] of each page.
-        scaling: factor on q.k.
+        spec: scaling and soft cap of the layer.
         also_read: keys of pages that are read besides those of `read_lse`.
     """
     if not unread:
         return 0.0
     known = read_lse.logsumexp(-1)
     if also_read:
-        known = torch.logaddexp(known, _log_mass(query, also_read, scaling))
-    return float(torch.sigmoid(_log_mass(query, unread, scaling) - known).mean())
+        known = torch.logaddexp(known, _log_mass(query, also_read, spec))
+    return float(torch.sigmoid(_log_mass(query, unread, spec) - known).mean())
 
 
-def _log_mass(query: torch.Tensor, pages: Sequence[torch.Tensor], scaling: float) -> torch.Tensor:
+def _log_mass(query: torch.Tensor, pages: Sequence[torch.Tensor], spec: LayerSpec) -> torch.Tensor:
     """Returns [H, W]: log of the sum of exp(score) over all keys of some pages."""
     keys = torch.cat(list(pages), 1)
     num, heads, dim = query.shape
-    grouped = (query.transpose(0, 1) * scaling).reshape(keys.shape[0], -1, dim)
+    grouped = (query.transpose(0, 1) * spec.scaling).reshape(keys.shape[0], -1, dim)
     scores = torch.bmm(grouped, keys.transpose(1, 2).to(grouped.device)).float()
+    if spec.softcap is not None:
+        scores = torch.tanh(scores / spec.softcap) * spec.softcap
     return scores.logsumexp(-1).view(heads, num)

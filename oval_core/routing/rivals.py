@@ -104,18 +104,20 @@ class Recency:
 
 
 class Random:
-    """Chance, by a seed, anew at each step."""
+    """Chance, anew at each step: drawn by a seed and the length of the text, so that caches do not disturb each other."""
 
     name = "random"
     needs = _NOTHING
     lead: Lead = "step"
 
     def __init__(self, seed: int = 0) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
+        self._seed = seed
 
     def score(self, view: PageView) -> torch.Tensor:
         """Returns uniform numbers."""
-        return torch.rand(view.history.last.shape, generator=self._generator)
+        drawn = 1_000_003 * self._seed + int(torch.as_tensor(view.length).max())
+        generator = torch.Generator().manual_seed(drawn)
+        return torch.rand(view.history.last.shape, generator=generator)
 
 
 class BySignal:

@@ -82,7 +82,7 @@ class RoutedPolicy:
         self._chosen: list[Chosen | None] = []
         self._watch = MassWatch(self.group_of)
         self._tokens: TokenWatch | None = None
-        self._scaling: float | None = None
+        self._spec: LayerSpec | None = None  # of the layer that ran last
         self._forwards = 0
         self._reads_whole = False
         self._most_tokens = most_tokens
@@ -145,7 +145,7 @@ class RoutedPolicy:
         page_lse: torch.Tensor | None,
     ) -> None:
         """Notes what pages got."""
-        self._scaling = spec.scaling
+        self._spec = spec
         self._watch.saw(layer_idx, row, query, store, plan, spec, bias, page_lse)
         if self._tokens is not None:
             self._tokens.saw(layer_idx, row, query, store, plan, spec, bias, page_lse)
@@ -178,9 +178,9 @@ class RoutedPolicy:
                 self._rows[row].note(self._watch.row(row), sequences[row].num_committed)
         for row, seq in enumerate(sequences):
             memory = self._rows[row]
-            if self._signals and memory.book is None and self._scaling is not None:
+            if self._signals and memory.book is None and self._spec is not None:
                 names, most = sorted(self._signals), self._most_tokens
-                signals = [create_signal(name, self._scaling, most) for name in names]
+                signals = [create_signal(name, self._spec.scaling, most) for name in names]
                 memory.book = KeyBook(self._layers, signals)
             if memory.book is not None:
                 memory.book.refresh(seq, self._summaries.read_keys)
@@ -224,7 +224,7 @@ class RoutedPolicy:
         assert self._signals <= other._signals, "signals that nobody kept"
         assert other.tracks_hidden or not self.tracks_hidden, "hidden states that nobody kept"
         self._rows = [memory.clone() for memory in other._rows]
-        self._held_summaries, self._scaling = other._held_summaries, other._scaling
+        self._held_summaries, self._spec = other._held_summaries, other._spec
 
     def _more(
         self, layer: int, row: int, chosen: Chosen, read: torch.Tensor
@@ -371,13 +371,14 @@ class RoutedPolicy:
         every = self._config.audit_every
         if every is None or self._forwards % every:
             return
+        assert self._spec is not None, "the layer was seen"
         extra = {page.page_id for page in more}
         unread = [page for page in _pages(chosen.pages, ~read) if page.page_id not in extra]
         share = missing_share(
             self._watch.seen(row).lse,
             self._watch.query(row),
             [self._summaries.read_keys(layer, [p], [p.slots]) for p in unread],
-            self._scaling or 1.0,
+            self._spec,
             [self._summaries.read_keys(layer, [p], [p.slots]) for p in more],
         )
         self._counters.audits += 1

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from oval_core.routing.repair import cover, missing_share
+from oval_core.values import LayerSpec
 
 
 def shares_of(read: torch.Tensor, estimates: torch.Tensor, unread: torch.Tensor) -> torch.Tensor:
@@ -90,7 +91,20 @@ def test_the_missing_share_equals_brute_force(heads: int, queries: int) -> None:
     unread = [keys[:, a:b] for a, b in pages["unread"]]
     more = [keys[:, a:b] for a, b in pages["more"]]
     want = weights[..., 10:].sum(-1).mean()
-    assert missing_share(lse, query, unread, 0.3, more) == pytest.approx(float(want), abs=1e-6)
+    assert missing_share(lse, query, unread, LayerSpec(0.3), more) == pytest.approx(
+        float(want), abs=1e-6
+    )
     want = (weights[..., 10:].sum(-1) / (1 - weights[..., 8:10].sum(-1))).mean()
-    assert missing_share(lse, query, unread, 0.3) == pytest.approx(float(want), abs=1e-6)
-    assert missing_share(lse, query, [], 0.3) == 0.0
+    assert missing_share(lse, query, unread, LayerSpec(0.3)) == pytest.approx(float(want), abs=1e-6)
+    assert missing_share(lse, query, [], LayerSpec(0.3)) == 0.0
+
+
+def test_a_soft_cap_bends_what_was_missed_too() -> None:
+    torch.manual_seed(0)
+    query, keys = 4.0 * torch.randn(1, 2, 8), torch.randn(1, 12, 8)
+    capped = 3.0 * torch.tanh(0.5 * torch.einsum("whd,knd->hwn", query, keys) / 3.0)
+    lse, unread = capped[..., :4].logsumexp(-1, keepdim=True), [keys[:, 4:]]
+    want = capped.softmax(-1)[..., 4:].sum(-1).mean()
+    got = missing_share(lse, query, unread, LayerSpec(0.5, softcap=3.0))
+    assert got == pytest.approx(float(want), abs=1e-5)
+    assert got != pytest.approx(missing_share(lse, query, unread, LayerSpec(0.5)), abs=1e-3)
