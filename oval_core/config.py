@@ -99,9 +99,10 @@ class RoutingConfig:
     """What the policies `routed` and `guarded` read. Both are lossy below a budget of the whole text.
 
     Attributes:
-        router: what scores pages: a name of `oval_core.routing.ROUTER_NAMES`, or a folder with a trained router;
+        router: what scores pages: a name of `oval_core.routing.registry.ROUTER_NAMES`, or a folder with a trained router;
             `auto` takes the trained router that ships for this model, or else `sketch`.
-        token_budget: tokens that a layer reads of a sequence, always-kept ones included.
+        token_budget: tokens that a layer reads of a sequence, always-kept ones included; these are read even where
+            they alone are more.
         budget_share: in place of `token_budget`: this share of the sequence, above 0 and up to 1; None for tokens.
         coverage: under `guarded`, the attention mass that pages must be estimated to hold before a layer goes on.
         num_sink_tokens: first tokens of a sequence that are always read.

@@ -62,8 +62,8 @@ def resolve_router(routing: RoutingConfig, model: PreTrainedModel) -> Router:
             return create_router(routing.router)
         folder = shipped_routers().get(routing.router)
         if folder is None:
-            create_router(routing.router)  # tells what is wrong with the name or the folder
-            folder = Path(routing.router)
+            folder = Path(routing.router).expanduser()
+            create_router(str(folder))  # tells what is wrong with the name or the folder
         trained = load_router(folder)
         if trained.model is not None and trained.model != facts:
             raise ConfigError(
@@ -74,9 +74,21 @@ def resolve_router(routing: RoutingConfig, model: PreTrainedModel) -> Router:
         return trained.router
     for name, folder in shipped_routers().items():
         trained = load_router(folder)
-        if trained.model == facts and trained.router.config.num_groups == groups:
+        if trained.model != facts:
+            continue
+        made_for = trained.router.config.num_groups
+        if made_for == groups:
             _log.info("routing.router: auto took %r, trained for such a model", name)
             return trained.router
+        _log.warning(
+            "routing.router: auto took %r, not the trained router %r: layer_groups and dense_layers make %d groups, and "
+            "it was trained for %d",
+            FALLBACK,
+            name,
+            groups,
+            made_for,
+        )
+        return create_router(FALLBACK)
     _log.info("routing.router: auto took %r: no router ships for this model", FALLBACK)
     return create_router(FALLBACK)
 

@@ -144,6 +144,7 @@ class Kernels:
         heads, _, dim = query.shape
         kv_heads, slots, _ = keys.shape
         pages = len(starts)
+        assert (heads, dim) == (kv_heads * self.group, self.head_dim), "kernels of another shape"
         query = query.contiguous()
         out = torch.empty(heads, 1, dim, dtype=torch.float32)
         lse = torch.empty(heads, 1, dtype=torch.float32)
@@ -170,6 +171,9 @@ class Kernels:
         """
         layers, heads, _ = query.shape
         _, kv_heads, pages, width = sketches.shape
+        assert len(sketches) == layers, "one query a layer"
+        assert heads == kv_heads * self.group, "kernels of another head shape"
+        assert width == 3 * self.head_dim + 2 * most_tokens + 2, "sketches of another shape"
         assert sketches.stride(2) == width
         assert sketches.stride(0) == kv_heads * sketches.stride(1)
         out = torch.empty(layers, heads, pages, dtype=torch.float32)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from oval_core.routing.chosen import Chosen
 from oval_core.routing.repair import cover
-from oval_core.routing.routed import Chosen, RoutedPolicy
+from oval_core.routing.routed import RoutedPolicy
 
 
 class GuardedPolicy(RoutedPolicy):

@@ -29,7 +29,7 @@ class KeyBook:
         self._stamps: list[_Stamp] = []
         self._counts: list[int] = []
         self._held: dict[str, torch.Tensor] = {}  # [Y, K, at least P, E]
-        self._head_dim = 1
+        self._token_bytes = 1  # of keys and values, a KV head
 
     @property
     def num_pages(self) -> int:
@@ -55,9 +55,11 @@ class KeyBook:
         )
 
     def cost(self, name: str, num_layers: int) -> float:
-        """Returns what scoring all pages in some layers reads, in tokens of keys and values of a layer."""
-        width = self._held[name].shape[3] if name in self._held else 0
-        return self.num_pages * num_layers * width / (2 * self._head_dim)
+        """Returns the bytes that scoring all pages in some layers reads, in tokens of keys and values of a layer."""
+        held = self._held.get(name)
+        if held is None:
+            return 0.0
+        return self.num_pages * num_layers * held.shape[3] * held.element_size() / self._token_bytes
 
     def refresh(self, seq: SequencePages, read_keys: ReadKeys) -> None:
         """Makes the summaries of pages that were sealed since, and forgets those of pages that changed or ended."""
@@ -128,7 +130,7 @@ class KeyBook:
             for places in by_length.values():
                 members = [pages[i] for i in places]
                 keys = read_keys(layer, members, [page.slots for page in members])
-                self._head_dim = keys.shape[2]
+                self._token_bytes = 2 * keys.shape[2] * keys.element_size()
                 keys = keys.view(keys.shape[0], len(members), -1, keys.shape[2])  # [K, P, n, D]
                 for name, signal in self._signals.items():
                     made = signal.summarise(keys).to(_dtype(signal, keys))

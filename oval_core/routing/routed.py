@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -21,6 +20,7 @@ from oval_core.page_summary import PageSummaries
 from oval_core.pages import Page, SequencePages
 from oval_core.repaging import Repaged
 from oval_core.routing.choose import choose
+from oval_core.routing.chosen import Chosen, pages_of
 from oval_core.routing.cooccurrence import CooccurrenceGraph
 from oval_core.routing.key_book import KeyBook
 from oval_core.routing.key_signals import create_signal, group_log_mass
@@ -32,21 +32,11 @@ from oval_core.routing.router_needs import router_signals
 from oval_core.routing.row_memory import RowMemory, Standing
 from oval_core.routing.row_view import view_row
 from oval_core.routing.token_watch import TokenWatch
-from oval_core.routing.view import PageView
+from oval_core.routing.view import PageHistory, PageView
 from oval_core.values import LayerSpec, PageSelection, RowPagesChosen, RowPlan, StepPlan
 
 _UNKNOWN = -30.0
 """Log mass of a page that has no summary: it is an open one, at the end, and read anyway."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """What one row of the running forward reads: a mask [G, P] over its pages, in the order of the sequence."""
-
-    pages: Sequence[Page]
-    mask: torch.Tensor
-    kept: torch.Tensor  # bool [P]
-    budget: int
 
 
 class RoutedPolicy:
@@ -117,13 +107,13 @@ class RoutedPolicy:
 
     def foresee(self, sequences: Sequence[SequencePages]) -> PageSelection | None:
         """Returns what one more token a row would read; None where that is everything."""
-        rows = self._rows
+        rows, scored = self._rows, self._counters.summary_tokens
         self._rows = [memory.ahead() for memory in rows]
         try:
             chosen = [self._choose(row, seq, 1) for row, seq in enumerate(sequences)]
             return self._selection(chosen) if any(chosen) else None
-        finally:
-            self._rows = rows
+        finally:  # what is scored again when the forward begins counts then
+            self._rows, self._counters.summary_tokens = rows, scored
 
     def read_whole(self) -> None:
         """Lets the next forward read everything, however short it is: a piece of a prompt or of a long turn."""
@@ -159,7 +149,7 @@ class RoutedPolicy:
                 continue
             read = chosen.mask[self.group_of[layer_idx]]
             more = self._more(layer_idx, row, chosen, read)
-            pages = [] if more is None else _pages(chosen.pages, more)
+            pages = [] if more is None else pages_of(chosen.pages, more)
             self._counters.tokens_repaired += sum(len(page) for page in pages)
             self._counters.tokens_read += sum(len(page) for page in pages)
             self._audit(layer_idx, row, chosen, read, pages)
@@ -236,8 +226,9 @@ class RoutedPolicy:
         assert memory.book is not None, "a router by layer needs summaries"
         place = self._layers.index(layer)
         signals = self._log_masses(memory.book, self._watch.query(row)[None], len(read), place)
-        view = self._view(row, chosen.pages, {name: s.amax(0) for name, s in signals.items()})
-        scores = self._router.score(view)[:1]
+        known = memory.history.of_group(self.group_of[layer], len(read))
+        best = {name: log.amax(0) for name, log in signals.items()}
+        scores = self._router.score(self._view(row, chosen.pages, best, known))
         counts = torch.tensor([len(page) for page in chosen.pages])
         return choose(scores, counts, read, chosen.budget)[0] & ~read
 
@@ -260,20 +251,19 @@ class RoutedPolicy:
         if standing is not None and seq.num_committed < standing.until:
             held = [[page.page_id in own for page in all_pages] for own in standing.page_ids]
             mask = torch.tensor(held) | kept
-            if (
-                int((mask * counts).sum(-1).max()) <= budget
-            ):  # drafts may have taken more than was left for
-                return Chosen(all_pages, mask, kept, budget)
+            # drafts may have taken more than was left for
+            if int((mask * counts).sum(-1).max()) <= budget:
+                return Chosen(all_pages, mask, budget)
         if self._router.lead == "layer":
-            return Chosen(all_pages, kept.expand(self.num_groups, -1), kept, budget)
+            return Chosen(all_pages, kept.expand(self.num_groups, -1), budget)
         scores = self._scores(row, pages)
         padded = scores.new_full((self.num_groups, len(all_pages)), float("-inf"))
         padded[:, : len(pages)] = scores
         mask = choose(padded, counts, kept, budget - (config.lead - 1))
         if config.lead > 1:
-            ids = [frozenset(p.page_id for p in _pages(all_pages, own)) for own in mask]
+            ids = [frozenset(p.page_id for p in pages_of(all_pages, own)) for own in mask]
             memory.standing = Standing(tuple(ids), seq.num_committed + config.lead)
-        return Chosen(all_pages, mask, kept, budget)
+        return Chosen(all_pages, mask, budget)
 
     def _scores(self, row: int, pages: Sequence[Page]) -> torch.Tensor:
         """Returns scores [G, P] of the pages of committed tokens."""
@@ -286,7 +276,8 @@ class RoutedPolicy:
         if "filled_history" in self._router.needs:
             memory.fill(signals[FILLS_BY].exp())
         with torch.no_grad():
-            scores = self._router.score(self._view(row, pages, signals)).float().cpu()
+            view = self._view(row, pages, signals, memory.history)
+            scores = self._router.score(view).float().cpu()
         if tuple(scores.shape) != (self.num_groups, len(pages)):
             raise ConfigError(
                 f"routing.router: {self._router.name!r} gave scores {list(scores.shape)}. Allowed: {self.num_groups} "
@@ -295,10 +286,14 @@ class RoutedPolicy:
         return scores
 
     def _view(
-        self, row: int, pages: Sequence[Page], signals: Mapping[str, torch.Tensor]
+        self,
+        row: int,
+        pages: Sequence[Page],
+        signals: Mapping[str, torch.Tensor],
+        history: PageHistory,
     ) -> PageView:
         memory, lead = self._rows[row], self._config.lead
-        return view_row(self._router, memory, self._summaries, row, pages, signals, lead)
+        return view_row(self._router, memory, self._summaries, row, pages, signals, history, lead)
 
     def _log_masses(
         self, book: KeyBook, queries: torch.Tensor, num_pages: int, layer: int | None
@@ -337,7 +332,9 @@ class RoutedPolicy:
         groups: list[tuple[RowPagesChosen, ...]] = []
         for group in range(self.num_groups):
             groups.append(
-                tuple(None if c is None else tuple(_pages(c.pages, c.mask[group])) for c in chosen)
+                tuple(
+                    None if c is None else tuple(pages_of(c.pages, c.mask[group])) for c in chosen
+                )
             )
         scores: dict[int, float] = {}
         for row, own in enumerate(chosen):
@@ -373,7 +370,7 @@ class RoutedPolicy:
             return
         assert self._spec is not None, "the layer was seen"
         extra = {page.page_id for page in more}
-        unread = [page for page in _pages(chosen.pages, ~read) if page.page_id not in extra]
+        unread = [page for page in pages_of(chosen.pages, ~read) if page.page_id not in extra]
         share = missing_share(
             self._watch.seen(row).lse,
             self._watch.query(row),
@@ -393,7 +390,3 @@ class RoutedPolicy:
     def _end(self) -> None:
         self._chosen, self._reads_whole = [], False
         self._watch = MassWatch(self.group_of)
-
-
-def _pages(pages: Sequence[Page], mask: torch.Tensor) -> list[Page]:
-    return [page for page, chosen in zip(pages, mask.tolist(), strict=True) if chosen]

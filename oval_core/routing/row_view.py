@@ -11,7 +11,7 @@ from oval_core.pages import Page
 from oval_core.routing.page_embeddings import PageEmbeddings
 from oval_core.routing.router import Router
 from oval_core.routing.row_memory import RowMemory
-from oval_core.routing.view import PageView
+from oval_core.routing.view import PageHistory, PageView
 
 
 def view_row(
@@ -21,6 +21,7 @@ def view_row(
     row: int,
     pages: Sequence[Page],
     signals: Mapping[str, torch.Tensor],
+    history: PageHistory,
     lead: int,
 ) -> PageView:
     """Returns the view of some pages of a row, with the optional parts that the router needs.
@@ -30,8 +31,9 @@ def view_row(
         memory: what is remembered of the row.
         summaries: of the cache.
         row: which one.
-        pages: in the order of the sequence, those of `memory.history`.
+        pages: in the order of the sequence.
         signals: of these pages.
+        history: of these pages.
         lead: forwards for which a selection will stand.
     """
     needs, graph, page_hidden, page_embedding = router.needs, None, None, None
@@ -54,7 +56,7 @@ def view_row(
         starts=torch.tensor([page.tokens[0] for page in pages]),
         counts=torch.tensor([len(page) for page in pages]),
         length=1 + max(page.tokens[-1] for page in pages),
-        history=memory.history,
+        history=history,
         hidden=summaries.last_hidden(row).float().cpu() if "hidden" in needs else None,
         page_hidden=page_hidden,
         page_embedding=page_embedding,

@@ -21,7 +21,7 @@ def sketch_scores(
     is_bf16 = query.dtype == summaries.dtype == torch.bfloat16
     if not is_bf16 or query.device.type != "cpu" or summaries.device.type != "cpu":
         return None
-    if query.ndim != 3 or unavailable_reason() is not None:
-        return None
+    if query.ndim != 3 or len(query) != len(summaries) or unavailable_reason() is not None:
+        return None  # several queries of one layer
     kernels = load_kernels(query.shape[2], query.shape[1] // summaries.shape[1])
     return kernels.sketch_scores(query, summaries, signal.scaling, signal.most_tokens)

@@ -104,6 +104,13 @@ class PageHistory:
 
         return PageHistory(**{f.name: pick(getattr(self, f.name)) for f in fields(self)})
 
+    def of_group(self, group: int, num_pages: int) -> PageHistory:
+        """Returns the history [1, num_pages] of one group; pages beyond those that have one were never read."""
+        known = self.last.shape[-1]
+        pages = torch.arange(num_pages)
+        padded = self.select(torch.where(pages < known, pages, -1))
+        return padded.map(lambda old: old[..., group : group + 1, :])
+
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> PageHistory:
         """Returns a history with `change` applied to every tensor."""
         return PageHistory(**{f.name: change(getattr(self, f.name)) for f in fields(self)})

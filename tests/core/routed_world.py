@@ -16,8 +16,9 @@ from oval_core.attention import create_backend
 from oval_core.config import OvalConfig
 from oval_core.paged_cache import PagedCache
 from oval_core.pages import Page, SequencePages
+from oval_core.routing.chosen import Chosen
 from oval_core.routing.registry import create_policy
-from oval_core.routing.routed import Chosen, RoutedPolicy
+from oval_core.routing.routed import RoutedPolicy
 from oval_core.values import LayerSpec, RowRequest
 
 CPU = torch.device("cpu")

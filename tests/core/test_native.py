@@ -13,6 +13,8 @@ from oval_core.attention import create_backend, resolve_backend
 from oval_core.errors import BackendUnavailableError
 from oval_core.native import build, kernels
 from oval_core.native.kernels import Kernels, load_kernels
+from oval_core.routing.key_signals import Sketch
+from oval_core.routing.sketch_kernel import sketch_scores
 
 needs_compiler = pytest.mark.skipif(
     kernels.unavailable_reason() is not None, reason=f"{kernels.unavailable_reason()}"
@@ -147,3 +149,48 @@ def test_auto_by_device_and_dtype() -> None:
     assert resolve_backend("auto", "cpu", torch.bfloat16) == in_bf16
     assert resolve_backend("auto", "cpu", torch.float32) == "torch"
     assert resolve_backend("auto", "cuda", torch.bfloat16) == "sdpa"
+
+
+@needs_compiler
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 16), (8, 1, 80)])
+@pytest.mark.parametrize("sizes", [[1], [16] * 5, [16, 3, 32, 1, 7], [16] * 70 + [5]])
+def test_pages_are_attended_and_measured_where_they_lie(
+    heads: int, kv_heads: int, dim: int, sizes: list[int]
+) -> None:
+    torch.manual_seed(len(sizes))
+    gaps = [3 * i for i in range(len(sizes))]  # no page follows the one before
+    starts = [sum(sizes[:i]) + gap for i, gap in enumerate(gaps)]
+    slots = sum(sizes) + 3 * len(sizes) + 2
+    keys, values = (torch.randn(kv_heads, slots, dim).bfloat16() for _ in range(2))
+    query = torch.randn(heads, 1, dim).bfloat16()
+    (out, lse), page_lse = load_kernels(dim, heads // kv_heads).decode_pages(
+        query, keys, values, torch.tensor(starts), torch.tensor(sizes), 0.3
+    )
+    index = torch.cat([torch.arange(a, a + n) for a, n in zip(starts, sizes, strict=True)])
+    grouped = query.double().view(kv_heads, -1, dim)
+    scores = (grouped @ keys[:, index].double().transpose(1, 2) * 0.3).flatten(0, 1)[:, None]
+    by_page = torch.stack([part.logsumexp(-1) for part in scores.split(sizes, -1)], -1)
+    wide = values[:, index].double().repeat_interleave(heads // kv_heads, 0)
+    torch.testing.assert_close(page_lse.double(), by_page, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(out.double(), scores.softmax(-1) @ wide, rtol=8e-3, atol=2e-3)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 16), (8, 1, 80)])
+@pytest.mark.parametrize("most", [4, 16, 32])
+def test_sketches_are_scored_as_torch_does(heads: int, kv_heads: int, dim: int, most: int) -> None:
+    torch.manual_seed(most)
+    signal = Sketch(0.2, most)
+    summaries = torch.zeros(5, kv_heads, 13, 3 * dim + 2 * most + 2).bfloat16()
+    for page in range(13):
+        keys = torch.randn(5, kv_heads, 1 + page % most, dim)
+        summaries[:, :, page] = signal.summarise(keys).bfloat16()
+    query = torch.randn(5, heads, dim).bfloat16()
+    shown = summaries[:, :, :11]  # room for more pages lies behind
+    got = sketch_scores(signal, query, shown)
+    assert got is not None
+    torch.testing.assert_close(got, signal.score(query, shown).float(), rtol=2e-2, atol=5e-2)
+    assert sketch_scores(signal, query, shown[:1]) is None, "several queries of one layer"
+    with pytest.raises(AssertionError, match="one query a layer"):
+        load_kernels(dim, heads // kv_heads).sketch_scores(query, shown[:1], 0.2, most)

@@ -74,12 +74,15 @@ def test_recency_is_the_distance() -> None:
     torch.testing.assert_close(scores[0], torch.tensor([-(23 - end) / 1000 for end in ends]))
 
 
-def test_chance_is_by_a_seed_and_anew_at_each_step() -> None:
+def test_chance_is_by_seed_and_length_and_nothing_else() -> None:
     view, _, _ = made()
     one, two = rivals_by_name()["random"], rivals_by_name()["random"]
     first = one.score(view)
+    assert torch.equal(first, one.score(view))
     assert torch.equal(first, two.score(view))
-    assert not torch.equal(first, one.score(view))
+    later = PageView(view.starts, view.counts, 24, view.history)
+    assert not torch.equal(first, one.score(later))
+    assert not torch.equal(first, type(one)(seed=1).score(view))
 
 
 def test_snapkv_is_never_renewed() -> None:
