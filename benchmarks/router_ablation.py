@@ -98,20 +98,10 @@ def main() -> None:
             routers.append(train_router(train, settings, told).router)
         rows += judge(name, routers, test)
         console.print(rows[-1])
-    print(
-        json.dumps(
-            {
-                "rows": rows,
-                "model": options.model,
-                "seeds": seeds,
-                "updates": options.updates,
-                "train_passages": len(train),
-                "test_passages": len(test),
-                "versions": versions(),
-                "machine": machine(torch.device("cpu")),
-            }
-        )
-    )
+    facts = {"model": options.model, "seeds": seeds, "updates": options.updates}
+    facts |= {"train_passages": len(train), "test_passages": len(test)}
+    facts |= {"versions": versions(), "machine": machine(torch.device("cpu"))}
+    print(json.dumps({"rows": rows, **facts}))
 
 
 def judge(

@@ -12,6 +12,7 @@ EXPECTED = {
     "article_call_style": "same tokens as Hugging Face's cache: True",
     "continue_a_chat": "tokens computed in all:",
     "generate_with_oval": "'backend': 'torch'",
+    "read_a_part": "of the attention mass",
     "share_a_prefix": "tokens, computed once",
 }
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
