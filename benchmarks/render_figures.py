@@ -51,7 +51,8 @@ def keep_record(name: str, argv: list[str]) -> None:
         cwd=ROOT,
     )
     result = json.loads(done.stdout.strip().splitlines()[-1])
-    record = {"command": shlex.join(argv), "commit": commit.stdout.strip(), "result": result}
+    command = shlex.join(argv).replace(f"{ROOT}/", "")  # no place of this machine
+    record = {"command": command, "commit": commit.stdout.strip(), "result": result}
     RECORDS.mkdir(parents=True, exist_ok=True)
     (RECORDS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

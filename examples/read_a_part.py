@@ -1,4 +1,4 @@
-"""Reads a fifth of a long text for every new token, and asks how much of the attention that fifth held."""
+"""Reads a fifth of a text for every new token, and asks how much of the attention that fifth held."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main() -> None:
     path = resolve_model(options.model)
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = AutoModelForCausalLM.from_pretrained(path)
-    days = [f"On day {i} the crew saw {3 * i} whales and wrote it down." for i in range(1, 40)]
+    days = [f"On day {i} the crew saw {3 * i} whales and wrote it down." for i in range(1, 11)]
     inputs = tokenizer(" ".join(days), return_tensors="pt")
 
     for policy in ("full", "routed", "guarded"):
@@ -30,6 +30,8 @@ def main() -> None:
                 "budget_share": options.share,
                 "audit_every": 4,
                 "dense_layers": [0],  # 3 groups of what is left
+                "window_size": 16,  # the text is short: little of it is read in any case
+                "num_sink_tokens": 4,
             }
         with attach(model, settings) as oval:
             out = model.generate(**inputs, max_new_tokens=16, do_sample=False)
