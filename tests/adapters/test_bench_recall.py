@@ -31,7 +31,7 @@ from oval_core.routing.recording import Recording
 from oval_core.routing.registry import create_router
 from oval_core.routing.replay import kept_pages, oracle_selections, replay
 
-ROUTERS = ("persistence", "freekv", "quest", "cross_layer", "h2o")
+ROUTERS = ("persistence", "sketch", "quest", "cross_layer", "h2o")
 CONTEXT, STEPS = 300, 10
 
 
@@ -121,7 +121,7 @@ def mean(values: Sequence[float]) -> float:
     [
         ("persistence", 4, 0.3, "closed"),
         ("persistence", 4, 0.3, "open"),
-        ("freekv", 1, 0.6, "closed"),
+        ("sketch", 1, 0.6, "closed"),
         ("quest", 0, 0.3, "closed"),
     ],
 )
@@ -255,7 +255,7 @@ def test_full_attention_has_hugging_faces_perplexity(
 
 @pytest.mark.parametrize(
     ("policy", "signal"),
-    [("routed", "persistence"), ("routed", "quest"), ("guarded", "freekv")],
+    [("routed", "persistence"), ("routed", "quest"), ("guarded", "sketch")],
 )
 def test_a_shared_prefill_is_as_good_as_ones_own(
     model: PreTrainedModel,
