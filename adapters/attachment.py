@@ -201,8 +201,7 @@ class Attachment:
         """
         state, before = self._thread, self._thread.prompt_columns
         state.generate_depth += 1
-        is_turn = self.config.routing is not None and (not cached or columns - cached > 1)
-        state.prompt_columns = columns if is_turn else 0
+        state.prompt_columns = columns if self._is_long(cached, columns - cached) else 0
         try:
             yield
         finally:

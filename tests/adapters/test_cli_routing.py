@@ -120,7 +120,9 @@ def test_tiers_and_a_trained_router(folder: Path, config: Path, tmp_path: Path) 
     tiered = as_json(folder, *flags, "--prefill-chunk", 16, *tiers)
     assert tiered["text"] == row["text"]
     resident, moving = row["stats"]["routing"], tiered["stats"]["routing"]
-    assert moving.pop("summary_tokens") > resident.pop("summary_tokens")  # to look ahead
+    assert moving.pop("summary_tokens") == resident.pop(
+        "summary_tokens"
+    )  # looking ahead counts once
     assert moving == resident
     assert moving["router"] == "output_aware"
     assert tiered["stats"]["tiers"]["bytes_stored"] > 0

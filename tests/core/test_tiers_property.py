@@ -237,7 +237,7 @@ def commit_places(twin: TierTwin, count: int, places: list[int]) -> None:
     twin.cache.table.commit(0, places)
     twin.cache.table.sequences[0].num_committed = twin.cache.table.sequences[0].length
     twin.cache._settle_pages()
-    twin.cache._end_forward()
+    twin.cache._end_forward(None)
 
 
 def test_pages_whose_slots_are_out_of_order() -> None:
