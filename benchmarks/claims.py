@@ -75,14 +75,14 @@ def _locality(result: Result) -> tuple[str, str]:
 
 
 def _sizes(result: Result) -> tuple[str, str]:
-    row = next(row for row in result["rows"] if row["sizing"].startswith("dynamic"))
-    sizes = {int(size): count for size, count in row["histogram"].items()}
+    row = next(row for row in result["rows"] if row["sizing"] == "dynamic trained")
+    sizes = row["histogram"]  # pages by range of tokens
     total = sum(sizes.values())
-    mid = sum(count for size, count in sizes.items() if 8 <= size <= 16) / total
-    small = sum(count for size, count in sizes.items() if size <= 4) / total
+    mid = (sizes["9-12"] + sizes["13-16"]) / total
+    small = sizes["1-4"] / total
     two = mid > 0.5 and small > 0.1
     return (
-        f"`dynamic` on SmolLM2: {mid:.0%} of the pages have 8 to 16 tokens, {small:.0%} have 1 to 4",
+        f"`dynamic` on SmolLM2: {mid:.0%} of the pages have 9 to 16 tokens, {small:.0%} have 1 to 4",
         "two peaks" if two else "no two peaks",
     )
 

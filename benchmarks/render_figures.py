@@ -164,7 +164,7 @@ def _source(record: dict[str, Any]) -> str:
     result = record["result"]
     machine, versions = result["machine"], result["versions"]
     return (
-        f"\n  <sub>`{record['command']}`, {result['model']}, {result.get('dtype', 'bfloat16')}, {machine['cpu']}, "
+        f"\n  <sub>`{record['command']}`, {result.get('model', 'smol')}, {result.get('dtype', 'bfloat16')}, {machine['cpu']}, "
         f"{machine['cores']} cores, torch {versions['torch']}, transformers {versions['transformers']}, "
         f"commit {record['commit']}.</sub>\n"
     )
