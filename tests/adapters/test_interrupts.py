@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +25,14 @@ from oval_core.tiers.slow_tier import SlowTier
 _one_thread = pytest.fixture(autouse=True)(one_thread)
 
 TIERED = {"page_size": 2, "tiers": {"fast_tokens": 64}}
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_heard() -> Iterator[None]:
+    """A shell starts what runs in the background with Ctrl-C ignored; the tests press it all the same."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def press_ctrl_c() -> None:
