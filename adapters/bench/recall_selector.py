@@ -16,7 +16,7 @@ from oval_adapters.families import decoder_family
 from oval_core.config import RoutingConfig
 from oval_core.page_table import PageTable
 from oval_core.pages import Page
-from oval_core.routing.cooccurrence import CooccurrenceGraph
+from oval_core.routing.cooccurrence import GRAPH_PAGES, CooccurrenceGraph
 from oval_core.routing.key_book import KeyBook
 from oval_core.routing.key_signals import SIGNALS, create_signal, group_log_mass
 from oval_core.routing.layer_groups import layer_groups
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _OF_QUEST = ("cross_layer",)  # the same summaries with another query
-_GRAPH_PAGES = 8
 
 
 class SelectorScene:
@@ -76,7 +75,7 @@ class SelectorScene:
         self._free = mass.log()
         self._graph = CooccurrenceGraph()
         for _ in range(num_pages if "graph" in needs else 0):
-            drawn = torch.randperm(num_pages, generator=self._generator)[:_GRAPH_PAGES]
+            drawn = torch.randperm(num_pages, generator=self._generator)[:GRAPH_PAGES]
             self._graph.observe(drawn.tolist())
 
     def score(self, router: Router) -> torch.Tensor:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from oval_core.routing.cooccurrence import CooccurrenceGraph
+from oval_core.routing.cooccurrence import CooccurrenceGraph, heaviest
 from oval_core.routing.loss import mean_ahead
 from oval_core.routing.recording import Recording
-from oval_core.routing.replay import ReplayOptions, heaviest, kept_pages, replay_many
+from oval_core.routing.replay import ReplayOptions, kept_pages, replay_many
 from oval_core.routing.router import Router
 from oval_core.routing.view import PageHistory, PageView
 

@@ -46,6 +46,10 @@ class _PairCounts:
         return _PairCounts(self.keys[kept], self.counts[kept])
 
 
+GRAPH_PAGES = 8
+"""Pages of a step, by mass, that count as read together: the graph is about what matters, not about the whole budget."""
+
+
 class CooccurrenceGraph:
     """How often two pages were selected in the same step, over the newest pairs. One graph serves all layer groups.
 
@@ -231,6 +235,13 @@ class CooccurrenceGraph:
         self._graph = graph
         self._note_largest(graph.keys)
         self._adjacency = None
+
+
+def heaviest(mass: torch.Tensor) -> list[int]:
+    """Returns the pages that count as read together in a step of this mass [G, P], heaviest first."""
+    best = mass.amax(0).topk(min(GRAPH_PAGES, mass.shape[-1]))
+    pages: list[int] = best.indices[best.values > 0].tolist()
+    return pages
 
 
 def _page_ids(page_ids: Sequence[int]) -> _Ints:

@@ -17,9 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from oval_core.errors import ConfigError
+from oval_core.routing.mass_watch import WATCHED_QUERIES
 from oval_core.routing.view import PageHistory
 
-PROMPT_WINDOW = 64
+PROMPT_WINDOW = WATCHED_QUERIES
 """Last queries of the prompt that make the history before the first step."""
 
 _FORMAT = "oval-recording-1"

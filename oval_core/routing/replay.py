@@ -14,7 +14,7 @@ import torch
 
 from oval_core.errors import ConfigError
 from oval_core.routing.choose import choose
-from oval_core.routing.cooccurrence import CooccurrenceGraph
+from oval_core.routing.cooccurrence import CooccurrenceGraph, heaviest
 from oval_core.routing.recording import Recording
 from oval_core.routing.rivals import BySignal
 from oval_core.routing.router import FILLS_BY, PARTS, Router
@@ -26,7 +26,6 @@ Loop = Literal["closed", "open"]
 _TRUTHS = {"oracle_mass": "mass", "oracle_output": "effect"}
 """Signals that no cache can give: what the query will really do."""
 
-_GRAPH_PAGES = 8  # pages of a step that count as read together, as in a cache's memory of a row
 _OF_PROMPT = ("h2o", "snapkv", "tova")
 
 
@@ -89,13 +88,6 @@ def kept_pages(recording: Recording, num_sink_tokens: int, window_size: int) -> 
     ends = recording.starts + recording.counts
     in_window = (ends > length - window_size) & (recording.starts <= length)
     return in_window | (recording.starts < num_sink_tokens)
-
-
-def heaviest(mass: torch.Tensor) -> list[int]:
-    """Returns the pages that count as read together in a step of this mass [G, P], heaviest first."""
-    best = mass.amax(0).topk(min(_GRAPH_PAGES, mass.shape[-1]))
-    pages: list[int] = best.indices[best.values > 0].tolist()
-    return pages
 
 
 def replay(recording: Recording, router: Router, options: ReplayOptions) -> torch.Tensor:

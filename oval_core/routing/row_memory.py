@@ -14,14 +14,11 @@ import torch
 from oval_core.pages import Page, SequencePages
 from oval_core.repaging import Repaged
 from oval_core.routing.carried import Carrier
-from oval_core.routing.cooccurrence import CooccurrenceGraph
+from oval_core.routing.cooccurrence import CooccurrenceGraph, heaviest
 from oval_core.routing.key_book import KeyBook
 from oval_core.routing.mass_watch import SeenRow
 from oval_core.routing.page_embeddings import PageEmbeddings
 from oval_core.routing.view import PageHistory
-
-_GRAPH_PAGES = 8
-"""Pages of a step, by mass, that count as read together: the graph is about what matters, not about the whole budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +137,7 @@ class RowMemory:
         for step in range(num_kept):
             self.history = self.history.observe(mass[step], peak[step], read)
             if self.graph is not None:
-                best = mass[step].amax(0).topk(min(_GRAPH_PAGES, len(place)))
-                ranked = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-                self.graph.observe([self._page_ids[i] for got, i in ranked if got > 0])
+                self.graph.observe([self._page_ids[i] for i in heaviest(mass[step])])
         self._is_filled = False
         self.queries = seen.queries[:, num_kept - 1].clone()  # not a view that keeps them all
         self._newest = first + num_kept - 1
