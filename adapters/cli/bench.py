@@ -20,10 +20,10 @@ from oval_adapters.cli.bench_options import (
     Plot,
     end_interrupted,
     parse_numbers,
-    progress_bar,
 )
 from oval_adapters.cli.parity import parity_command
 from oval_adapters.cli.prefetch import prefetch_command
+from oval_adapters.cli.progress import progress_bar
 from oval_adapters.cli.recall import recall_command
 from oval_adapters.cli.router_cost import router_command
 from oval_adapters.cli.tier_options import TierOptions, check_for_model, with_tier_options

@@ -1,9 +1,7 @@
-"""What the subcommands of `oval bench` share: option types, lists with commas, progress, and how Ctrl-C ends one."""
+"""What the subcommands of `oval bench` share: option types, lists with commas, and how Ctrl-C ends one."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,23 +28,6 @@ def parse_numbers(name: str, text: str) -> tuple[int, ...]:
         raise ConfigError(
             f"{name}: got {text!r}. Allowed: whole numbers with commas, such as 1024,4096. Give these."
         ) from error
-
-
-@contextlib.contextmanager
-def progress_bar(console: Console, total: int) -> Iterator[Callable[[str, int], None] | None]:
-    """Shows a bar; gives what moves it on by some of `total`, with a word on what runs, or None without a terminal."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    # no refresh thread: it would run while a step is timed
-    progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
-    with progress:
-        task = progress.add_task("", total=total)
-
-        def advance(label: str, amount: int) -> None:
-            progress.update(task, advance=amount, description=label, refresh=True)
-
-        yield advance if console.is_terminal else None
 
 
 def end_interrupted(console: Console) -> None:

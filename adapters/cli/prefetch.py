@@ -20,8 +20,8 @@ from oval_adapters.cli.bench_options import (
     Plot,
     end_interrupted,
     parse_numbers,
-    progress_bar,
 )
+from oval_adapters.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

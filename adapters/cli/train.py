@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ import typer
 
 from oval_adapters.cli import train_sizer
 from oval_adapters.cli.bench_options import AsJson, Dtype, Model, parse_numbers
+from oval_adapters.cli.progress import step_bar
 from oval_adapters.training.router_settings import RouterTraining
 
 if TYPE_CHECKING:
@@ -141,31 +141,11 @@ def _train(console: Console, settings: RouterTraining, dtype: str) -> TrainRepor
         tokenizer = load_tokenizer(settings.model)
         model = load_model(settings.model, dtype, "cpu")
     try:
-        with _bar(console) as progress:
+        with step_bar(console) as progress:
             return train_and_save(model, tokenizer, settings, progress)
     except KeyboardInterrupt:
         console.print(f"the same command goes on from what lies in {settings.out}", style="yellow", markup=False, soft_wrap=True)  # fmt: skip
         raise
-
-
-@contextlib.contextmanager
-def _bar(console: Console) -> Iterator[Progress]:
-    """Shows a bar; gives what says what runs, how many of it are done, and of how many."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as RichProgress
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())  # fmt: skip
-    with RichProgress(*columns, console=console, transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def progress(label: str, done: int, total: int) -> None:
-            if label not in tasks:
-                for task in tasks.values():
-                    bars.update(task, visible=False)
-                tasks[label] = bars.add_task(label, total=total)
-            bars.update(tasks[label], completed=done, visible=True)
-
-        yield progress
 
 
 def _show(console: Console, report: TrainReport) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oval_adapters.cli.bench_options import AsJson, Dtype, Model, parse_numbers, progress_bar
+from oval_adapters.cli.bench_options import AsJson, Dtype, Model, parse_numbers
+from oval_adapters.cli.progress import progress_bar
 from oval_adapters.training.sizer_settings import SizerTraining
 
 if TYPE_CHECKING:
