@@ -76,6 +76,42 @@ class ColumnMap:
         self.length += num_queries
         self._pending = None
 
+    def hold(
+        self,
+        trees: Sequence[torch.Tensor | int],
+        num_queries: int,
+        *,
+        with_columns: bool = False,
+    ) -> list[RowRequest]:
+        """Says what each row brings to a forward that is held: so many tokens, or a tree, padded on the right to T."""
+        self._pending = None
+        requests = []
+        for row, own in enumerate(trees):
+            tree = None if isinstance(own, int) else own
+            num_new = own if isinstance(own, int) else len(own)
+            places = None if num_new == num_queries else torch.arange(num_new)
+            positions = None
+            if with_columns and self._stored is not None:
+                positions = self._positions(row, num_new, tree)
+            requests.append(RowRequest(num_new, places, None, positions, tree))
+        return requests
+
+    def accept(self, counts: Sequence[int]) -> None:
+        """Adds so many tokens to each row, right behind its last stored column; the grid grows where it must."""
+        ends = self._ends(len(counts))
+        if self._stored is None and len(set(counts)) == 1:
+            self.length += counts[0]
+            return
+        length = max([self.length, *(e + n for e, n in zip(ends, counts, strict=True) if n)])
+        stored = self._stored
+        if stored is None:
+            stored = torch.ones(len(counts), self.length, dtype=torch.bool)
+        grown = stored.new_zeros(len(counts), length)
+        grown[:, : self.length] = stored
+        for row, (end, count) in enumerate(zip(ends, counts, strict=True)):
+            grown[row, end : end + count] = True
+        self.length, self._stored = length, grown
+
     def crop(self, length: int, batch_size: int) -> list[int]:
         """Keeps the first `length` columns; returns how many stored tokens each row keeps."""
         self.length = length
@@ -94,6 +130,15 @@ class ColumnMap:
         """Columns of a row's stored tokens, or None when they are all."""
         return None if self._stored is None else self._stored[row].nonzero()[:, 0]
 
+    def spread(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Returns a grid [B, K, length, D] of the stored tokens [K, n, D] of each row; zeros elsewhere."""
+        heads, _, dim = rows[0].shape
+        grid = rows[0].new_zeros(len(rows), heads, self.length, dim)
+        for index, row in enumerate(rows):
+            places = self.places(index)
+            grid[index, :, slice(None) if places is None else places] = row
+        return grid
+
     @property
     def has_padding(self) -> bool:
         """Whether some column of some row holds no token."""
@@ -109,6 +154,23 @@ class ColumnMap:
         """Forgets every column."""
         self.length = 0
         self._stored = self._pending = None
+
+    def _ends(self, rows: int) -> list[int]:
+        """Returns by row the column behind the last stored one."""
+        if self._stored is None:
+            return [self.length] * rows
+        columns = torch.arange(1, self.length + 1, device=self._stored.device)
+        ends: list[int] = (self._stored * columns).amax(1).tolist()
+        return ends
+
+    def _positions(self, row: int, num_new: int, tree: torch.Tensor | None) -> torch.Tensor | None:
+        """Returns the columns of a row's tokens, those of new ones by their depth; None where they are consecutive."""
+        assert self._stored is not None, "no padding"
+        old = self._stored[row].nonzero()[:, 0].cpu()
+        if len(old) == 0 or int(old[-1] - old[0]) + 1 == len(old):
+            return None
+        depths = torch.arange(num_new) if tree is None else tree.sum(1).cpu() - 1
+        return torch.cat([old, old[-1] + 1 + depths])
 
     def _row(self, old: torch.Tensor, new: torch.Tensor, stored: torch.Tensor) -> RowRequest:
         places = None if bool(new.all()) else new.nonzero()[:, 0]

@@ -5,16 +5,19 @@ transformers' own `PagedAttentionCache` says *block* for our page and *page* for
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache
 
 from oval_adapters.columns import ColumnMap
+from oval_adapters.held import Held, Tree
 from oval_adapters.hf_attention import VIEW_KEY, LayerView
+from oval_adapters.hf_layer import OvalLayer
 from oval_adapters.interrupts import hold_interrupts
+from oval_adapters.ready_mask import additive
 from oval_core.errors import CacheMismatchError, PromptTooLongError, UnsupportedModelError
 from oval_core.metrics import StepMetrics
 from oval_core.paged_cache import PagedCache
@@ -50,7 +53,12 @@ class OvalCache(Cache):
         self._config = text_config
         self._windows = windows
         self._columns = ColumnMap()
+        self._held: Held | None = None
         self._is_whole = True
+        self.keeps_hidden = False
+        """Whether `last_hidden` is kept; set it before a forward."""
+        self.last_hidden: torch.Tensor | None = None
+        """The decoder's last hidden states [B, T, C] of the last forward, after its final norm."""
         self._views = [LayerView(paged, i, window) for i, window in enumerate(windows)]
 
     @property
@@ -67,6 +75,11 @@ class OvalCache(Cache):
     def is_initialized(self) -> bool:
         """Whether a token was written."""
         return self._columns.length > 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether `hold` was called, and neither `accept` nor `abort` since."""
+        return self._held is not None
 
     @property
     def last_step(self) -> StepMetrics | None:
@@ -110,11 +123,15 @@ class OvalCache(Cache):
         num_queries: int,
     ) -> tuple[list[RowRequest], torch.Tensor | None]:
         """Checks a forward before anything is done for it; returns what its rows bring and its additive mask."""
-        self._mend()
+        self._settle("forward")
         self._check_forward(owner, batch_size)
+        if self._held is not None:
+            trees = self._held.check_forward(attention_mask, batch_size, num_queries)
+            return self._columns.hold(trees, num_queries, with_columns=any(self._windows)), None
         bias = None
         if attention_mask is not None and attention_mask.ndim == 4:
-            bias = self._bias(attention_mask, batch_size, num_queries)
+            want = (batch_size, self._config.num_attention_heads, num_queries)
+            bias = additive(attention_mask, want, self._columns)
             attention_mask = None
         requests = self._columns.request(
             attention_mask, batch_size, num_queries, with_columns=any(self._windows)
@@ -122,17 +139,89 @@ class OvalCache(Cache):
         self._check_length(requests, num_queries)
         return requests, bias
 
-    def commit(self, hidden_states: torch.Tensor | None) -> None:
-        """Makes the tokens of the running forward count; called by the attachment after the decoder ran."""
+    def commit(self, hidden_states: torch.Tensor) -> None:
+        """Makes the tokens of the running forward count, if it is not held; called by the attachment after the decoder ran.
+
+        Args:
+            hidden_states: last hidden states [B, T, C].
+        """
+        if self.keeps_hidden:
+            self.last_hidden = hidden_states
+        hidden = hidden_states if self.paged.tracks_hidden else None
+        if self._held is not None:
+            self._held.ran(hidden)
+            return
         num_queries = self.paged.plan.num_queries
-        self.paged.commit(hidden_states)
+        self.paged.commit(hidden)
         self._columns.commit(num_queries)
         self._is_whole = True
 
+    def hold(self, trees: Sequence[Tree]) -> None:
+        """Lets the next forward not count until `accept`; `abort` drops it.
+
+        The forward must pass ids [B, T], positions [B, T] and no mask: the new tokens of each row come first, the rest of
+        T is padding. Each sees what its row has cached, and among the new ones what its tree says.
+
+        Args:
+            trees: by row, a token tree (bool [N, N], which new tokens each one sees, itself among them), or the number of
+                tokens of a chain; 0 where a row brings nothing. One row at least brings a token.
+        Raises:
+            CacheMismatchError: another number of rows, no tree, or a forward is held already.
+        """
+        self._settle("hold")
+        rows = self.paged.batch_size or len(trees)
+        self._held = Held(trees, rows, self.paged.max_new_tokens(rows))
+
+    def accept(self, places: Sequence[Sequence[int]]) -> None:
+        """Makes tokens of the held forward count; the others are dropped and leave no trace.
+
+        Hugging Face's columns of a row's new tokens follow its last stored column; shorter rows get padding on the right.
+
+        Args:
+            places: by row, places of the tokens that count among its new ones, ascending; empty for none.
+        Raises:
+            CacheMismatchError: no forward is held, or places that it did not bring.
+        """
+        held = self._held
+        if held is None or not held.has_run:
+            raise CacheMismatchError(
+                "accept: got it without a held forward. Allowed: after `hold` and one forward. Call them first."
+            )
+        kept = held.check_places(places)
+        with hold_interrupts():
+            self._held = None  # an error below takes the forward back before the next use
+            self.paged.commit(held.hidden, kept)
+            self._columns.accept([len(own) for own in kept])
+            self._is_whole = True
+
     def abort(self) -> None:
-        """Takes back the running forward: the cache is as it was before."""
-        self.paged.abort()
-        self._is_whole = True
+        """Takes back the running or held forward: the cache is as it was before; without one nothing happens."""
+        self._held = None
+        if not self._is_whole:
+            self._mend()
+
+    def max_new_tokens(self, rows: int) -> int | None:
+        """Returns how many tokens a row a held forward may bring; None where memory sets no limit."""
+        return self.paged.max_new_tokens(rows)
+
+    @contextlib.contextmanager
+    def drafting(self, policy: SelectionPolicy) -> Iterator[None]:
+        """Lets forwards in the `with` block read by another policy; their tokens are dropped at its end.
+
+        See `oval_core.paged_cache.PagedCache.drafting`.
+        """
+        self._settle("drafting")
+        columns, context = self._columns, self.paged.drafting(policy)
+        with hold_interrupts():
+            context.__enter__()
+            self._columns = columns.copy()
+        try:
+            yield
+        finally:
+            with hold_interrupts():
+                self._held, self._is_whole, self._columns = None, False, columns
+                context.__exit__(None, None, None)
+                self._is_whole = True
 
     def update(
         self,
@@ -175,7 +264,7 @@ class OvalCache(Cache):
         Args:
             tokens_to_remove: minus the number of columns, or 0, as in transformers 5.24.
         """
-        self._mend()
+        self._settle("crop")
         columns = self._columns.length
         if not -columns <= tokens_to_remove <= 0:
             raise CacheMismatchError(
@@ -206,6 +295,7 @@ class OvalCache(Cache):
 
     def reset(self) -> None:
         """Drops every token and row; the memory stays for the next text."""
+        self._held = self.last_hidden = None
         with hold_interrupts():
             self.paged.reset()
             self._columns.reset()
@@ -237,33 +327,34 @@ class OvalCache(Cache):
         Args:
             policy: what the copy selects by, if not as this cache does; it must know the text already.
         """
-        self._mend()
+        self._settle("copy")
         paged = self.paged.clone(policy)
         twin = OvalCache(paged, self._config, self._windows, self.owner, self.reserve)
         twin._columns = self._columns.copy()
+        twin.keeps_hidden, twin.last_hidden = self.keeps_hidden, self.last_hidden
         return twin
 
     def grid(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Returns copies of keys [B, K, L, D] and values [B, K, L, E] in columns, or None when empty."""
-        self._mend()
+        self._settle("grid")
         if not self.paged.batch_size:
             return None
         rows = [self.paged.gather(layer_idx, row) for row in range(self.paged.batch_size)]
-        return self._in_columns([k for k, _ in rows]), self._in_columns([v for _, v in rows])
-
-    def _in_columns(self, rows: list[torch.Tensor]) -> torch.Tensor:
-        heads, _, dim = rows[0].shape
-        grid = rows[0].new_zeros(len(rows), heads, self._columns.length, dim)
-        for index, row in enumerate(rows):
-            places = self._columns.places(index)
-            grid[index, :, slice(None) if places is None else places] = row
-        return grid
+        return self._columns.spread([k for k, _ in rows]), self._columns.spread(
+            [v for _, v in rows]
+        )
 
     def _select(self, rows: list[int]) -> None:
-        self._mend()
+        self._settle("reorder")
         with hold_interrupts():
             self.paged.reorder(rows)
             self._columns.select(rows)
+
+    def _settle(self, what: str) -> None:
+        """Raises where a held forward waits; else takes back one that was cut off."""
+        if self._held is not None:
+            self._held.check_may(what)
+        self._mend()
 
     def _mend(self) -> None:
         """Takes back a forward that was cut off between pages and columns: it never counted."""
@@ -299,27 +390,6 @@ class OvalCache(Cache):
         longest = max(n + request.num_new for n, request in zip(lengths, requests, strict=True))
         check_positions(longest, limit)
 
-    def _bias(self, mask: torch.Tensor, batch_size: int, num_queries: int) -> torch.Tensor:
-        heads = self._config.num_attention_heads
-        want = (num_queries, self._columns.length + num_queries)
-        fits = (
-            mask.shape[0] in (1, batch_size)
-            and mask.shape[1] in (1, heads)
-            and tuple(mask.shape[2:]) == want
-            and (mask.dtype == torch.bool or mask.is_floating_point())
-        )
-        if not fits or self._columns.has_padding:
-            raise CacheMismatchError(
-                f"4-D attention_mask: got {tuple(mask.shape)}, {mask.dtype}, on a cache of "
-                f"{self._columns.length} columns{' with padding' if self._columns.has_padding else ''}. Allowed: "
-                f"[{batch_size} or 1, {heads} or 1, {want[0]}, {want[1]}], bool or floating, and no padding cached "
-                "before. Pass such a mask, or a 2-D mask."
-            )
-        if mask.dtype == torch.bool:
-            zero = torch.zeros((), dtype=torch.float32, device=mask.device)
-            return torch.where(mask, zero, float("-inf"))
-        return mask
-
 
 def check_positions(num_tokens: int, limit: int) -> None:
     """Raises `PromptTooLongError` if a prompt has more tokens than the model has positions."""
@@ -328,63 +398,3 @@ def check_positions(num_tokens: int, limit: int) -> None:
             f"prompt: got {num_tokens} tokens. Allowed: {limit}, the positions of this model "
             "(max_position_embeddings). Shorten the prompt, or use a model with a longer context."
         )
-
-
-class OvalLayer(CacheLayerMixin):
-    """One layer of an `OvalCache`, for code that walks `cache.layers`. Reading keys or values copies them."""
-
-    is_sliding = False
-    is_croppable = True
-    supports_early_init = False
-
-    def __init__(self, cache: OvalCache, layer_idx: int) -> None:
-        # not a cycle: a cache that nobody holds must end at once, its file and worker with it
-        self._held = weakref.ref(cache)
-        self._layer_idx = layer_idx
-
-    @property
-    def _cache(self) -> OvalCache:
-        cache = self._held()
-        if cache is None:
-            raise CacheMismatchError(
-                "this layer outlived its OVAL cache. Allowed: layers of a cache that is still held. Hold the cache."
-            )
-        return cache
-
-    @property
-    def is_initialized(self) -> bool:
-        """Whether a token was written."""
-        return self.get_seq_length() > 0
-
-    @property
-    def keys(self) -> torch.Tensor | None:
-        """Keys [B, K, L, D], copied from the pages; zeros where there is padding."""
-        grid = self._cache.grid(self._layer_idx)
-        return None if grid is None else grid[0]
-
-    @property
-    def values(self) -> torch.Tensor | None:
-        """Values [B, K, L, E], copied from the pages; zeros where there is padding."""
-        grid = self._cache.grid(self._layer_idx)
-        return None if grid is None else grid[1]
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Does nothing: the first write sets memory aside."""
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes through the cache; see `OvalCache.update`."""
-        return self._cache.update(key_states, value_states, self._layer_idx, *args, **kwargs)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """See `OvalCache.get_mask_sizes`."""
-        return self._cache.get_mask_sizes(query_length, self._layer_idx)
-
-    def get_seq_length(self) -> int:
-        """See `OvalCache.get_seq_length`."""
-        return self._cache.get_seq_length()
-
-    def get_max_length(self) -> int:
-        """See `OvalCache.get_max_length`."""
-        return self._cache.get_max_length()

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
 from oval_core.errors import ConfigError, did_you_mean
+from oval_core.speculation_config import SpeculationConfig
 
 MIN_PAGE_SIZE = 1
 MAX_PAGE_SIZE = 32
@@ -107,6 +108,9 @@ class RoutingConfig:
         coverage: under `guarded`, the attention mass that pages must be estimated to hold before a layer goes on.
         num_sink_tokens: first tokens of a sequence that are always read.
         window_size: last tokens of a sequence that are always read; uncommitted ones are, besides.
+        second_look: share of the budget that each layer's own query spends, by page sketches, when the layer runs; the
+            router spends the rest ahead. 0 leaves all of it to the router. Routers that wait for the query anyway
+            spend everything then.
         dense_layers: decoder layers that read everything.
         layer_groups: selections a forward: neighbouring layers share one.
         lead: forwards for which a selection stands before the next is made.
@@ -123,6 +127,7 @@ class RoutingConfig:
     coverage: float = 0.99
     num_sink_tokens: int = 16
     window_size: int = 64
+    second_look: float = 0.25
     dense_layers: tuple[int, ...] = (0, 1)
     layer_groups: int = 3
     lead: int = 1
@@ -141,6 +146,8 @@ class RoutingConfig:
         _check_share("routing.coverage", self.coverage)
         check_int("routing.num_sink_tokens", self.num_sink_tokens, 0, None)
         check_int("routing.window_size", self.window_size, 1, None)
+        if self.second_look != 0:
+            _check_share("routing.second_look", self.second_look)
         check_int("routing.layer_groups", self.layer_groups, 1, None)
         check_int("routing.lead", self.lead, 1, None)
         check_int("routing.max_queries", self.max_queries, 1, None)
@@ -189,6 +196,8 @@ class OvalConfig:
             None keeps everything.
         routing: what `routed` and `guarded` read (a `RoutingConfig`, or a mapping of its values); None takes its
             defaults with these policies.
+        speculation: how `oval.speculative` drafts and verifies (a `SpeculationConfig`, or a mapping of its values); None
+            takes its defaults where a call speculates.
     """
 
     page_size: int = 16
@@ -199,6 +208,7 @@ class OvalConfig:
     track_hidden: bool = False
     tiers: TierConfig | None = None
     routing: RoutingConfig | None = None
+    speculation: SpeculationConfig | None = None
 
     def __post_init__(self) -> None:
         check_int("page_size", self.page_size, MIN_PAGE_SIZE, MAX_PAGE_SIZE)
@@ -219,6 +229,9 @@ class OvalConfig:
                 )
         elif self.policy != "full":
             object.__setattr__(self, "routing", RoutingConfig())
+        if self.speculation is not None:
+            known = SpeculationConfig.from_dict(self.speculation)
+            object.__setattr__(self, "speculation", known)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> OvalConfig:

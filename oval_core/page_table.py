@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from oval_core.config import MAX_PAGE_SIZE
 from oval_core.page_layout import Relayout, plan_relayout
-from oval_core.pages import Page, PageKind, SequencePages, merge_runs
+from oval_core.pages import Page, PageKind, SequencePages, runs_of
 from oval_core.repaging import PageShape, PlaceOf, Repaged, at_home, plan_repaging
 from oval_core.slot_allocator import SlotAllocator
 
@@ -21,7 +21,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class SlotCopy:
-    """K/V to copy from slots `src` to slots `dst`, pairwise; the two sets are disjoint."""
+    """K/V to copy from slots `src` to slots `dst`, pairwise: all are read before one is written."""
 
     src: list[int]
     dst: list[int]
@@ -165,8 +165,8 @@ class PageTable:
 
         Args:
             row: the sequence.
-            accepted: how many of the tentative tokens, from the first; or, for a token tree, the places of
-                the accepted ones, ascending. They become the next tokens, where they are: no K/V moves.
+            accepted: how many of the tentative tokens, from the first; or, for a token tree, the places of the
+                accepted ones, ascending. They become the next tokens, where they are: no K/V moves. `fold` first.
         """
         seq = self.sequences[row]
         if isinstance(accepted, int):
@@ -175,7 +175,7 @@ class PageTable:
             assert not copies.src, "tentative tokens sit in pages of their own sequence only"
         else:
             self._keep_tentative(seq, accepted)
-        seq.num_committed = seq.length
+        seq.settle()
 
     def truncate(self, row: int, length: int) -> SlotCopy:
         """Drops the tokens [length, seq.length); returns the K/V to copy where a shared page was cut."""
@@ -297,7 +297,7 @@ class PageTable:
             assert all(page.sealed for page in seq.pages[:-1]), "an open page is not the last"
             for page in seq.pages:
                 refs[page.page_id] = refs.get(page.page_id, 0) + 1
-            walked = merge_runs([run for page in seq.pages for run in page.runs()])
+            walked = runs_of(seq.pages, seq.num_committed)
             assert seq.runs() == walked, "remembered runs are stale"
         owner: dict[int, int] = {}
         for page in self.pages():

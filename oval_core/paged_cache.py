@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import cast
+from contextlib import AbstractContextManager
 
 import torch
 
 from oval_core.attention import AttentionBackend
 from oval_core.config import OvalConfig
+from oval_core.drafting import check_not_drafting, drafting
 from oval_core.errors import CacheMismatchError
+from oval_core.folding import fold
 from oval_core.kv_pool import KVPool
+from oval_core.layer_memory import LayerMemory
 from oval_core.metrics import CacheCounters, StepMetrics
-from oval_core.page_summary import PageSummaries, ReadKeys
-from oval_core.page_table import PageTable, SlotCopy
-from oval_core.pages import Page
+from oval_core.page_summary import PageSummaries
+from oval_core.page_table import PageTable
+from oval_core.plan import with_depths
 from oval_core.policy import SelectionPolicy
 from oval_core.repaging import Repaged
-from oval_core.routing.page_cutter import create_cutter, open_page_size
+from oval_core.routing.page_cutter import PageCutter, create_cutter, open_page_size
 from oval_core.routing.page_sizer import DynamicPageSizer
-from oval_core.storage import ForwardRequest, ResidentStorage, Storage
+from oval_core.storage import ForwardRequest, ResidentStorage
 from oval_core.tiers import TieredStorage
 from oval_core.values import LayerSpec, PageSelection, RowRequest, StepPlan
 
@@ -59,6 +62,7 @@ class PagedCache:
         self.counters = counters if counters is not None else CacheCounters()
         self.last_step: StepMetrics | None = None
         self._windows = windows
+        self._has_windows = any(window is not None for window in windows)
         self._policy = policy
         self._cutter = create_cutter(config, windows, sizer)
         resident = ResidentStorage(self.table, self.pool, backend, policy)
@@ -66,19 +70,16 @@ class PagedCache:
         if config.tiers is not None:
             moved = self.counters.tiers
             tiered = TieredStorage(self.table, windows, config, backend, moved, policy)
-        self._set_storages(resident, tiered)
+        self._take(LayerMemory(self.table, len(windows), resident, tiered))
         self._plan: StepPlan | None = None
         self._is_first = False
-        self._is_moving = False
+        self.draft_lengths: Sequence[int] | None = None
+        self.foresees = True
+        """Whether `commit` tells tiers what the next forward will most likely read; else somebody does before it."""
 
-    def _set_storages(self, resident: ResidentStorage, tiered: TieredStorage | None) -> None:
-        self.tiers = tiered
-        self._storages: list[Storage] = [resident] if tiered is None else [resident, tiered]
-        layers = range(len(self._windows))
-        self._of_layer: list[Storage] = [
-            tiered if tiered is not None and i in tiered.layers else resident for i in layers
-        ]
-        self._summaries = PageSummaries(self.table, self.pool, _key_reader(self._of_layer))
+    def _take(self, memory: LayerMemory) -> None:
+        self._memory, self.tiers = memory, memory.tiers
+        self.pool, self._summaries = memory.resident.pool, memory.summaries
         cutter = self._cutter
         self._policy.bind(self._summaries, None if cutter is None else cutter.tokens)
         if cutter is not None:
@@ -98,12 +99,12 @@ class PagedCache:
     @property
     def bytes_allocated(self) -> int:
         """Bytes of fast memory set aside for K and V."""
-        return sum(storage.bytes_allocated for storage in self._storages)
+        return self._memory.bytes_allocated
 
     @property
     def summaries(self) -> PageSummaries:
         """Summaries of the pages, made when asked for."""
-        self._check_whole()
+        self._memory.check_whole()
         return self._summaries
 
     def max_new_tokens(self, rows: int) -> int | None:
@@ -168,11 +169,12 @@ class PagedCache:
         bias: torch.Tensor | None,
     ) -> StepPlan:
         counts = [request.num_new for request in requests]
-        self._make_room(
-            [r for row, n in enumerate(counts) for r in self.table.text_regions(row, n)], reserve
-        )
+        if any(request.tree is not None for request in requests):
+            requests = with_depths(requests, self.table.sequences, self._has_windows)
+        regions = [r for row, n in enumerate(counts) for r in self.table.text_regions(row, n)]
+        self._memory.make_room(regions, self.counters, reserve)
         slots = [self.table.append(row, count).slots for row, count in enumerate(counts)]
-        self._settle_pages()
+        self._memory.settle()
         forward = ForwardRequest(
             requests=requests,
             new_slots=slots,
@@ -180,44 +182,59 @@ class PagedCache:
             num_queries=num_queries,
             device=device,
             bias=bias,
-            has_windows=any(window is not None for window in self._windows),
+            has_windows=self._has_windows,
         )
-        plan, *_ = [storage.plan(forward) for storage in self._storages]
-        return plan
+        return self._memory.plan(forward)
 
     def write(self, layer_idx: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Writes keys [B, K, T, D] and values [B, K, T, E] of the running forward."""
         self._check_running()
-        self._of_layer[layer_idx].write(layer_idx, keys, values)
+        self._memory.of_layer[layer_idx].write(layer_idx, keys, values)
 
     def attend(self, layer_idx: int, query: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
         """Attends with query [B, H, T, D] over what the plan selected; returns [B, T, H, E]."""
         self._check_running()
-        return self._of_layer[layer_idx].attend(layer_idx, query, spec)
+        return self._memory.of_layer[layer_idx].attend(layer_idx, query, spec)
 
-    def commit(self, hidden_states: torch.Tensor | None = None) -> None:
-        """Makes the tokens of the running forward count.
+    def commit(
+        self,
+        hidden_states: torch.Tensor | None = None,
+        accepted: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """Makes tokens of the running forward count; the others are dropped and leave no trace.
 
         Args:
             hidden_states: last hidden states [B, T, C]; needed where `tracks_hidden`.
+            accepted: by row, places of the tokens that count among its new ones, ascending; None for all.
         """
         plan = self.plan
         if self.tracks_hidden and hidden_states is not None:
             self.pool.write_hidden(hidden_states, plan)
-        for row, row_plan in enumerate(plan.rows):
-            self.table.commit(row, row_plan.num_new)
-        recut = self._cut([row_plan.num_new for row_plan in plan.rows])
-        self._settle_pages()
-        self._policy.commit(self.table.sequences, plan, hidden_states)
+        num_new = [row.num_new for row in plan.rows]
+        if self._cutter is not None:
+            self._cutter.collect(num_new, accepted)
+        kept = num_new if accepted is None else self._keep(accepted)
+        for row, count in enumerate(kept):
+            self.table.commit(row, count if accepted is None else accepted[row])
+        recut = self._cut(kept)
+        self._memory.settle()
+        self._policy.commit(self.table.sequences, plan, hidden_states, accepted)
         for row, parts in recut.items():
-            num_known = self.table.sequences[row].length - plan.rows[row].num_new
-            self._policy.repaged(row, parts, num_known)
-        foreseen = None if self.tiers is None else self._policy.foresee(self.table.sequences)
-        self._end_forward(foreseen)
+            self._policy.repaged(row, parts, self.table.sequences[row].length - kept[row])
+        looks = self.foresees and self.tiers is not None
+        self._end_forward(self._policy.foresee(self.table.sequences) if looks else None)
         self._is_first = False
-        self.counters.count_forward(
-            sum(row.num_new for row in plan.rows), self.table.num_used, self.bytes_allocated
-        )
+        self.counters.count_forward(sum(kept), self.table.num_used, self.bytes_allocated)
+
+    def _keep(self, accepted: Sequence[Sequence[int]]) -> list[int]:
+        """Brings accepted tokens to the pages that they would have filled alone; returns their numbers by row."""
+        # windows and cut pages go by the order of slots; elsewhere most accepted tokens stay in their slots
+        tight = self._cutter is not None or self._has_windows
+        for row, places in enumerate(accepted):
+            copies = fold(self.table.sequences[row], places, tight)
+            if copies.src:
+                self._memory.copy(copies, self.counters)
+        return [len(places) for places in accepted]
 
     def _cut(self, num_new: Sequence[int]) -> Mapping[int, Sequence[Repaged]]:
         if self._cutter is None:
@@ -231,48 +248,82 @@ class PagedCache:
         if self._cutter is not None:
             self._cutter.abort()
         if self._is_first:  # nothing is bound yet: not the batch size, nor dtype and head dims
-            self._is_first = self._is_moving = False
+            self._is_first = False
             self._clear()
         for row in range(self.batch_size):
             self.table.commit(row, 0)
-        self._settle_pages()
+        self._memory.settle()
+
+    def drafting(self, policy: SelectionPolicy) -> AbstractContextManager[None]:
+        """Returns a context in which forwards read by another policy and leave no trace when it ends.
+
+        Their tokens, committed or not, are dropped; the policy, its memory and the totals are as before. Growth of
+        memory stays. What tiers move for a draft counts, and may leave other pages in fast memory.
+
+        Args:
+            policy: another one, of its own; it must know the text already if it is to select (`RoutedPolicy.take_over`).
+        Raises:
+            CacheMismatchError: no text yet, or a forward runs.
+            ConfigError: the policy reads what is not kept.
+        """
+        return drafting(self, policy)
+
+    def read_by(
+        self, policy: SelectionPolicy, cutter: PageCutter | None
+    ) -> tuple[SelectionPolicy, PageCutter | None]:
+        """Reads by this policy and cuts by this cutter from now on; returns those before. For `drafting`."""
+        before = self._policy, self._cutter
+        self._policy, self._cutter = policy, cutter
+        self._memory.read_by(policy)
+        policy.bind(self._summaries, None if cutter is None else cutter.tokens)
+        return before
+
+    def drop_after(self, lengths: Sequence[int]) -> None:
+        """Drops a draft, where K and V are whole; lengths as before it."""
+        self._settle()
+        if not self._memory.is_moving:
+            self.truncate(lengths)
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Keeps the first lengths[row] tokens of each row."""
         self._settle()
+        if list(lengths) == [seq.length for seq in self.table.sequences]:
+            return
+        check_not_drafting(self, "truncate")
         before = sum(seq.length for seq in self.table.sequences)
         assert len(lengths) == self.batch_size, "one length a row"
         cut = [p for row, length in enumerate(lengths) for p in self.table.cut_pages(row, length)]
         regions = [r for i, length in enumerate(lengths) for r in self.table.cut_regions(i, length)]
-        self._make_room(regions, hold=cut)
+        self._memory.make_room(regions, self.counters, hold=cut)
         for row, length in enumerate(lengths):
-            self._copy(self.table.truncate(row, length))
+            self._memory.copy(self.table.truncate(row, length), self.counters)
         if self._cutter is not None:
             self._cutter.truncate(lengths)
-        self._settle_pages()
+        self._memory.settle()
         self.counters.tokens_dropped += before - sum(lengths)
 
     def reorder(self, rows: Sequence[int]) -> None:
         """Makes the batch rows[0], rows[1], ... of the old one; a repeated row is forked."""
+        check_not_drafting(self, "reorder")
         self._settle()
-        self._make_room(self.table.copy_regions(len(rows) - len(set(rows))))
-        self._copy(self.table.reorder(rows))
+        self._memory.make_room(self.table.copy_regions(len(rows) - len(set(rows))), self.counters)
+        self._memory.copy(self.table.reorder(rows), self.counters)
         self._policy.reorder(rows)
         if self._cutter is not None:
             self._cutter.reorder(rows)
-        self._settle_pages()
+        self._memory.settle()
 
     def reset(self) -> None:
         """Drops every sequence; memory stays for the next ones."""
+        check_not_drafting(self, "reset")
         self._end_forward(None)
-        if self._is_moving:
+        if self._memory.is_moving:
             self._clear()
-            self._is_moving = False
         self.table.reset()
         self._policy.reset()
         if self._cutter is not None:
             self._cutter.reset()
-        self._settle_pages()
+        self._memory.settle()
 
     def rest(self) -> None:
         """Ends the worker of the slow tiers until the next forward; nothing is lost."""
@@ -281,14 +332,15 @@ class PagedCache:
 
     def close(self) -> None:
         """Ends threads and files of the slow tiers; what they hold is lost. Twice is harmless."""
-        for storage in self._storages:
-            storage.close()
+        self._memory.close()
 
     def gather(self, layer_idx: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns copies of K [K, length, D] and V [K, length, E] of one row, in token order."""
-        self._check_whole()
+        self._memory.check_whole()
         pages = self.table.sequences[row].pages
-        keys, values = self._of_layer[layer_idx].read(layer_idx, pages, [p.slots for p in pages])
+        keys, values = self._memory.of_layer[layer_idx].read(
+            layer_idx, pages, [p.slots for p in pages]
+        )
         tokens = torch.tensor([t for p in pages for t in p.tokens], dtype=torch.long)
         order = tokens.argsort().to(keys.device)
         return keys.index_select(1, order), values.index_select(1, order)
@@ -299,78 +351,31 @@ class PagedCache:
         Args:
             policy: in place of a copy of this cache's; it must know the text already.
         """
+        check_not_drafting(self, "clone")
         self._settle()
-        self._check_whole()
+        self._memory.check_whole()
         twin = copy.copy(self)
         twin.table = copy.deepcopy(self.table)
         twin._policy = policy if policy is not None else self._policy.clone()
         twin._cutter = None if self._cutter is None else self._cutter.clone()
-        resident, *tiered = [storage.clone(twin.table, twin._policy) for storage in self._storages]
-        assert isinstance(resident, ResidentStorage)
-        twin.pool = resident.pool
-        twin._set_storages(resident, cast("TieredStorage", tiered[0]) if tiered else None)
+        twin._take(self._memory.clone(twin.table, twin._policy))
         return twin
-
-    def _make_room(
-        self, regions: Sequence[int], reserve: int = 0, hold: Sequence[Page] = ()
-    ) -> None:
-        self._check_whole()
-        for storage in self._storages:
-            storage.make_room(regions, hold)
-        relayout = self.table.make_room(regions, reserve)
-        if relayout is not None:
-            self._is_moving = True
-            for storage in self._storages:
-                storage.relayout(relayout)
-            self._is_moving = False
-            self.counters.slots_copied += sum(move.size for move in relayout.moves)
-            self.counters.pool_growths += 1
-
-    def _copy(self, copies: SlotCopy) -> None:
-        if copies.src:
-            self._settle_pages()  # new pages get their place before K/V are copied to it
-        for storage in self._storages:
-            storage.copy_slots(copies)
-        self.counters.slots_copied += len(copies.src)
-
-    def _settle_pages(self) -> None:
-        released = self.table.take_released()
-        for storage in self._storages:
-            storage.settle(released)
 
     def _end_forward(self, foreseen: PageSelection | None) -> None:
         self._plan = None
-        for storage in self._storages:
-            self.last_step = storage.end_forward(foreseen) or self.last_step
+        self.last_step = self._memory.end_forward(foreseen) or self.last_step
 
     def _clear(self) -> None:
         self.table.reset()
         self._policy.reset()
         if self._cutter is not None:
             self._cutter.reset()
-        self.table.forget_slots()
-        for storage in self._storages:
-            storage.clear()
+        self._memory.clear()
 
     def _check_running(self) -> None:
         assert self.plan is not None
-
-    def _check_whole(self) -> None:
-        if self._is_moving:
-            raise CacheMismatchError(
-                "this OVAL cache was interrupted while it grew (out of memory, or Ctrl-C), so its K/V are not "
-                "whole. Allowed: a new cache. Prefill again with `oval.new_cache()`, or free memory first."
-            )
 
     def _settle(self) -> None:
         # An interrupt (Ctrl-C) may end a forward anywhere; what it left is dropped before the next step.
         if self.is_running or any(seq.num_tentative for seq in self.table.sequences):
             self.abort()
-
-
-def _key_reader(of_layer: Sequence[Storage]) -> ReadKeys:
-    # no method of the cache: that would be a cycle, and a cache that nobody holds must end at once
-    def read(layer_idx: int, pages: Sequence[Page], slots: Sequence[Sequence[int]]) -> torch.Tensor:
-        return of_layer[layer_idx].read(layer_idx, pages, slots)[0]
-
-    return read

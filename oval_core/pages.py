@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 Run = tuple[int, int]
 """Slots [start, end)."""
 
 PageKind = Literal["text", "image"]
+
+_NEVER = 1 << 62
+"""A token that does not come."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,12 +45,23 @@ class Page:
         taken = set(self.slots)
         return [slot for slot in range(self.base, self.base + self.capacity) if slot not in taken]
 
-    def runs(self) -> list[Run]:
-        """The slots in use as ascending runs."""
+    def runs(self, first_new: int = _NEVER) -> list[Run]:
+        """The slots in use as runs, in key order; see `key_order`."""
+        if self.tokens[-1] >= first_new and any(a > b for a, b in pairwise(self.slots)):
+            return merge_runs([(slot, slot + 1) for slot, _ in self.key_order(first_new)])
         low, high = min(self.slots), max(self.slots)
         if high - low + 1 == len(self.slots):
             return [(low, high + 1)]
         return merge_runs([(slot, slot + 1) for slot in sorted(self.slots)])
+
+    def key_order(self, first_new: int = _NEVER) -> list[tuple[int, int]]:
+        """(slot, token) of each key in the order of reading: by slot, but tokens from `first_new` on last, by token.
+
+        New tokens then are the last keys of a text, also where they took the places of rejected ones.
+        """
+        pairs = list(zip(self.slots, self.tokens, strict=True))
+        num_old = bisect_left(self.tokens, first_new)
+        return sorted(pairs[:num_old]) + pairs[num_old:]
 
     def is_ordered(self) -> bool:
         """Whether reading the slots upwards gives consecutive tokens."""
@@ -81,6 +97,7 @@ class SequencePages:
         """Grows with every change but tokens added at the end."""
         self._runs: list[Run] | None = []
         self._ordered: bool | None = True
+        self._is_mixed = False  # tentative tokens lie between others
 
     @property
     def num_tentative(self) -> int:
@@ -94,9 +111,9 @@ class SequencePages:
         return None if last is None or last.sealed else last
 
     def runs(self) -> list[Run]:
-        """Slots of all tokens, page after page, adjacent runs merged."""
+        """Slots of all tokens, page after page in key order, tentative tokens new; adjacent runs merged."""
         if self._runs is None:
-            self._runs = merge_runs([run for page in self.pages for run in page.runs()])
+            self._runs = runs_of(self.pages, self.num_committed)
         return self._runs
 
     def key_tokens(self) -> list[int] | None:
@@ -105,7 +122,7 @@ class SequencePages:
             self._ordered = self._is_ordered()
         if self._ordered:
             return None
-        return key_tokens_of(self.pages)
+        return key_tokens_of(self.pages, self.num_committed)
 
     def token_slots(self) -> list[int]:
         """Slot of each token, in token order."""
@@ -126,6 +143,13 @@ class SequencePages:
         self.num_edits += 1
         self._runs = None
         self._ordered = None
+        self._is_mixed = self.num_tentative > 0
+
+    def settle(self) -> None:
+        """Lets all tokens count: none is new any more."""
+        self.num_committed = self.length
+        if self._is_mixed:
+            self.changed()
 
     def _is_ordered(self) -> bool:
         expected = 0
@@ -152,8 +176,28 @@ def merge_runs(runs: Sequence[Run]) -> list[Run]:
     return merged
 
 
-def key_tokens_of(pages: Sequence[Page]) -> list[int]:
-    """Token index of each slot of some pages, page after page, by ascending slot."""
-    return [
-        token for page in pages for _, token in sorted(zip(page.slots, page.tokens, strict=True))
-    ]
+def runs_of(pages: Sequence[Page], first_new: int = _NEVER) -> list[Run]:
+    """Slots of some pages, page after page in key order (see `Page.key_order`), adjacent runs merged."""
+    return merge_runs([run for page in pages for run in page.runs(first_new)])
+
+
+def key_tokens_of(pages: Sequence[Page], first_new: int = _NEVER) -> list[int]:
+    """Token index of each slot of some pages, page after page in key order (see `Page.key_order`)."""
+    return [token for page in pages for _, token in page.key_order(first_new)]
+
+
+def end_in_order(pages: Sequence[Page], first_new: int) -> bool:
+    """Whether the last keys of some pages are the tokens from `first_new` on, in their order."""
+    following = _NEVER
+    is_old = False  # whether a page behind this one ends the new tokens
+    for page in reversed(pages):
+        if page.tokens[-1] < first_new:
+            if page.kind == "text":
+                break
+            is_old = True
+            continue
+        if is_old or page.tokens[-1] >= following:
+            return False
+        following = page.tokens[bisect_left(page.tokens, first_new)]
+        is_old = page.tokens[0] < first_new
+    return True

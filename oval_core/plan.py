@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from oval_core.pages import Run
+from oval_core.pages import Run, SequencePages
 from oval_core.values import RowPages, RowPlan, RowRequest, Segment, StepPlan
 
 _LONG_RUN = 128
@@ -40,6 +41,30 @@ def build_plan(
     return StepPlan(num_queries, plans, write_run, slot_mapping, source, stride, bias)
 
 
+def with_depths(
+    requests: Sequence[RowRequest], sequences: Sequence[SequencePages], has_windows: bool
+) -> list[RowRequest]:
+    """Returns requests with trees made ready: chains are causal, and windows are told how deep tokens of others are.
+
+    Args:
+        requests: what each row brings.
+        sequences: the rows before.
+        has_windows: whether some layer has a sliding window.
+    """
+    ready = []
+    for request, seq in zip(requests, sequences, strict=True):
+        tree, positions, cached = request.tree, request.positions, seq.num_committed
+        if tree is not None:
+            assert tree.shape == (request.num_new, request.num_new), "a tree is [num_new, num_new]"
+            assert bool(tree.diagonal().all()), "each token of a tree sees itself"
+            if torch.equal(tree, torch.ones_like(tree).tril()):
+                tree = None
+            elif has_windows and positions is None:
+                positions = torch.cat([torch.arange(cached), cached - 1 + tree.sum(1).cpu()])
+        ready.append(replace(request, tree=tree, positions=positions))
+    return ready
+
+
 def row_plan(
     pages: RowPages, request: RowRequest, device: torch.device, is_past: bool = False
 ) -> RowPlan:
@@ -67,6 +92,7 @@ def row_plan(
         hidden=hidden,
         pages=pages.pages,
         page_slots=page_slots,
+        tree=request.tree,
     )
 
 

@@ -71,8 +71,16 @@ class SelectionPolicy(Protocol):
         sequences: Sequence[SequencePages],
         plan: StepPlan,
         hidden_states: torch.Tensor | None,
+        accepted: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """Takes what was seen; the new tokens count. hidden_states: last ones [B, T, C], if tracked."""
+        """Takes what was seen; the new tokens count.
+
+        Args:
+            sequences: as they are now: tokens that do not count are gone.
+            plan: of the forward.
+            hidden_states: last ones [B, T, C], if tracked.
+            accepted: by row, places of the new tokens that count; None for all.
+        """
         ...
 
     def repaged(self, row: int, parts: Sequence[Repaged], num_known: int) -> None:
@@ -134,6 +142,7 @@ class FullPolicy:
         sequences: Sequence[SequencePages],
         plan: StepPlan,
         hidden_states: torch.Tensor | None,
+        accepted: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """Does nothing."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -15,8 +14,9 @@ from oval_core.attention.in_parts import Source, Watch, attend_in_parts
 from oval_core.kv_pool import KVPool, LayerStore
 from oval_core.metrics import StepMetrics
 from oval_core.page_layout import Relayout
+from oval_core.page_summary import ReadKeys
 from oval_core.page_table import PageTable, SlotCopy
-from oval_core.pages import Page, Run, SequencePages, extend_runs, key_tokens_of
+from oval_core.pages import Page, SequencePages, end_in_order, key_tokens_of, runs_of
 from oval_core.plan import build_plan, row_plan
 from oval_core.policy import SelectionPolicy
 from oval_core.values import (
@@ -42,14 +42,16 @@ class ForwardRequest:
     bias: torch.Tensor | None
     has_windows: bool
 
-    @property
-    def needs_order(self) -> bool:
-        """Whether some layer must know the token behind each key."""
-        return self.has_windows or self.num_queries > 1 or self.bias is not None
-
     def needs_tokens(self, row: int) -> bool:
-        """Whether the order of a row's keys no longer says which tokens they are, once keys between them are left out."""
+        """Whether some layer must know the token behind each key, and not only which keys are new."""
         return self.has_windows or self.bias is not None or self.requests[row].hidden is not None
+
+    def key_tokens(self, row: int, pages: Sequence[Page], first_new: int) -> list[int] | None:
+        """Returns the tokens behind the keys of some pages, those from `first_new` on new; None if order says enough."""
+        is_enough = self.num_queries == 1 or end_in_order(pages, first_new)
+        if is_enough and not self.needs_tokens(row):
+            return None
+        return key_tokens_of(pages, first_new)
 
 
 class Storage(Protocol):
@@ -58,6 +60,10 @@ class Storage(Protocol):
     @property
     def bytes_allocated(self) -> int:
         """Bytes of fast memory set aside."""
+        ...
+
+    def read_by(self, policy: SelectionPolicy) -> None:
+        """Lets another policy see what layers read."""
         ...
 
     def relayout(self, relayout: Relayout) -> None:
@@ -134,6 +140,10 @@ class ResidentStorage:
         """Bytes of the pool."""
         return self.pool.bytes_allocated
 
+    def read_by(self, policy: SelectionPolicy) -> None:
+        """Lets another policy see what layers read."""
+        self._policy = policy
+
     def relayout(self, relayout: Relayout) -> None:
         """Moves the pool."""
         self.pool.apply(relayout)
@@ -185,7 +195,7 @@ class ResidentStorage:
         seq = self._table.sequences[index]
         tokens = key_tokens_of(pages) if self._forward.needs_tokens(index) else None
         sizes, starts = page_sizes(pages), page_starts(pages)
-        where = RowPages(_runs(pages), tokens, (), seq.length, sizes, starts)
+        where = RowPages(runs_of(pages), tokens, (), seq.length, sizes, starts)
         return row_plan(where, self._forward.requests[index], self._forward.device, is_past=True)
 
     def _plan_of(self, forward: ForwardRequest, chosen: Sequence[RowPagesChosen]) -> StepPlan:
@@ -195,17 +205,20 @@ class ResidentStorage:
             if pages is None:
                 rows.append(self._whole_row(forward, index, seq, slots))
                 continue
-            tokens = chosen_tokens(forward, index, pages)
+            tokens = forward.key_tokens(index, pages, seq.num_committed)
             sizes, starts = page_sizes(pages), page_starts(pages)
-            rows.append(RowPages(_runs(pages), tokens, slots, seq.length, sizes, starts))
+            runs = runs_of(pages, seq.num_committed)
+            rows.append(RowPages(runs, tokens, slots, seq.length, sizes, starts))
         requests, queries = forward.requests, forward.num_queries
         return build_plan(rows, requests, queries, forward.device, forward.bias)
 
     def _whole_row(
         self, forward: ForwardRequest, index: int, seq: SequencePages, slots: Sequence[int]
     ) -> RowPages:
-        ordered = forward.needs_order or forward.requests[index].hidden is not None
-        key_tokens = seq.key_tokens() if ordered else None
+        is_enough = forward.num_queries == 1 or end_in_order(seq.pages, seq.num_committed)
+        key_tokens = None
+        if forward.needs_tokens(index) or not is_enough:
+            key_tokens = seq.key_tokens()
         sizes = page_sizes(seq.pages) if forward.selection.is_watched else ()
         return RowPages(seq.runs(), key_tokens, slots, seq.length, sizes)
 
@@ -238,6 +251,16 @@ class ResidentStorage:
     def clone(self, table: PageTable, policy: SelectionPolicy) -> ResidentStorage:
         """Returns an independent copy for copies of the table and of the policy."""
         return ResidentStorage(table, self.pool.clone(), self._backend, policy)
+
+
+def key_reader(of_layer: Sequence[Storage]) -> ReadKeys:
+    """Returns what reads the keys of a layer from the storage that has it."""
+
+    # no method of the cache: that would be a cycle, and a cache that nobody holds must end at once
+    def read(layer_idx: int, pages: Sequence[Page], slots: Sequence[Sequence[int]]) -> torch.Tensor:
+        return of_layer[layer_idx].read(layer_idx, pages, slots)[0]
+
+    return read
 
 
 def watcher(policy: SelectionPolicy, layer_idx: int, spec: LayerSpec) -> Watch | None:
@@ -292,21 +315,3 @@ def page_starts(
             return ()
         starts.append(runs[0][0] + (0 if shift is None else shift(page)))
     return tuple(starts)
-
-
-def chosen_tokens(forward: ForwardRequest, index: int, pages: Sequence[Page]) -> list[int] | None:
-    """Returns the tokens behind the keys of chosen pages, the new ones among them; None where their order says enough."""
-    if forward.needs_tokens(index):
-        return key_tokens_of(pages)
-    if forward.num_queries == 1:
-        return None
-    tokens = key_tokens_of(pages)
-    return None if all(a < b for a, b in pairwise(tokens)) else tokens
-
-
-def _runs(pages: Sequence[Page]) -> list[Run]:
-    runs: list[Run] = []
-    for page in pages:
-        for run in page.runs():
-            extend_runs(runs, run)
-    return runs

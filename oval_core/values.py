@@ -22,13 +22,15 @@ class RowRequest:
         query_places: places of those tokens among the T queries; None when they are all T.
         hidden: bool [tokens cached before] true where this forward must not look; None when nowhere.
         positions: place in the caller's text of each token, new ones included, for windows; None when they
-            are consecutive.
+            are consecutive, or in a tree as deep as the tokens before them.
+        tree: bool [num_new, num_new] which new tokens each new token sees, itself among them; None when causal.
     """
 
     num_new: int
     query_places: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
     positions: torch.Tensor | None = None
+    tree: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class RowPlan:
         hidden: bool [length] true where no query may look; None when nowhere.
         pages: (page id, tokens) of the keys, in key order; empty unless somebody watches what pages get.
         page_slots: int64 [2, P] first slot and number of slots of these pages; None where one lies in pieces.
+        tree: bool [n, num_new] which new tokens each of the last n of them sees; None when causal. With a tree the new
+            tokens are the last keys, in their order, unless all keys are past.
     """
 
     num_new: int
@@ -61,11 +65,17 @@ class RowPlan:
     hidden: torch.Tensor | None = None
     pages: tuple[tuple[int, int], ...] = ()
     page_slots: torch.Tensor | None = None
+    tree: torch.Tensor | None = None
+
+    @property
+    def has_plain_past(self) -> bool:
+        """Whether every query may see all keys that are older than the new tokens, but for a window."""
+        return self.key_tokens is None and self.positions is None and self.hidden is None
 
     @property
     def is_plain(self) -> bool:
         """Whether causal order alone decides what a query sees."""
-        return self.key_tokens is None and self.positions is None and self.hidden is None
+        return self.has_plain_past and (self.tree is None or self.is_past)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class RecallSettings:
         layer_groups: selections a forward.
         num_sink_tokens: first tokens that are always read.
         window_size: last tokens that are always read.
+        second_look: share of the budget that a layer's own query spends, while decoding, whatever the router.
         chunk: tokens a forward of the prefill.
     """
 
@@ -79,6 +80,7 @@ class RecallSettings:
     layer_groups: int = 3
     num_sink_tokens: int = 16
     window_size: int = 64
+    second_look: float = 0.25
     chunk: int = 512
 
     def __post_init__(self) -> None:
@@ -116,6 +118,7 @@ class RecallSettings:
             coverage=COVERAGE,
             num_sink_tokens=self.num_sink_tokens,
             window_size=self.window_size,
+            second_look=self.second_look,
             dense_layers=self.dense_layers,
             layer_groups=self.layer_groups,
             lead=lead,

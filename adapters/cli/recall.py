@@ -57,6 +57,9 @@ DenseLayers = Annotated[
 LayerGroups = Annotated[int, typer.Option(help="Selections a forward; neighbours share one.")]
 Sinks = Annotated[int, typer.Option(help="First tokens that are always read.")]
 Window = Annotated[int, typer.Option(help="Last tokens that are always read.")]
+SecondLook = Annotated[
+    float, typer.Option(help="Share of the budget that a layer's own query spends, while decoding.")
+]
 Seed = Annotated[int, typer.Option(help="Of passages and intervals.")]
 PlotFolder = Annotated[
     Path | None, typer.Option(help="Also draw .png files to this folder (needs matplotlib).")
@@ -86,6 +89,7 @@ def recall_command(
     layer_groups: LayerGroups = _DEFAULTS.layer_groups,
     sinks: Sinks = _DEFAULTS.num_sink_tokens,
     window: Window = _DEFAULTS.window_size,
+    second_look: SecondLook = _DEFAULTS.second_look,
     dtype: Dtype = "bfloat16",
     plot: PlotFolder = None,
     as_json: AsJson = False,
@@ -114,7 +118,21 @@ def recall_command(
         layer_groups=layer_groups,
         num_sink_tokens=sinks,
         window_size=window,
+        second_look=second_look,
     )
+    _run(errors, model, settings, dtype, plot, as_json)
+
+
+def _run(
+    errors: Console,
+    model: str,
+    settings: RecallSettings,
+    dtype: str,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    from rich.console import Console
+
     with errors.status(f"loading {model}"):
         loaded, tokenizer = _prepare(model, settings, dtype, plot)
     report, whole = _measure(errors, model, loaded, tokenizer, settings)

@@ -31,6 +31,10 @@ BudgetShare = Annotated[
 Coverage = Annotated[
     float | None, _option(help="Under guarded: attention mass that must be read, estimated.")
 ]
+SecondLook = Annotated[
+    float | None,
+    _option(metavar="SHARE", help="Of the budget: what each layer's own query spends. 0 for none."),
+]
 Lead = Annotated[int | None, _option(help="Forwards for which a selection stands.")]
 AuditEvery = Annotated[
     int | None, _option(metavar="N", help="Measure what is missed at each N-th forward.")
@@ -46,6 +50,7 @@ class RoutingOptions:
     token_budget: TokenBudget = None
     budget_share: BudgetShare = None
     coverage: Coverage = None
+    second_look: SecondLook = None
     lead: Lead = None
     audit_every: AuditEvery = None
 

@@ -159,7 +159,7 @@ def read(tensor: torch.Tensor, segments: tuple[Segment, ...]) -> torch.Tensor:
 
 
 def allowed(row: RowPlan, window: int | None, device: torch.device) -> torch.Tensor:
-    """Returns which keys each new token may see, bool [N, L]: causal, within the window, not hidden."""
+    """Returns which keys each new token may see, bool [N, L]: causal or by the tree, within the window, not hidden."""
     if row.key_tokens is None:
         keys = torch.arange(row.length, device=device)
         end = row.length + (row.num_new if row.is_past else 0)
@@ -167,6 +167,10 @@ def allowed(row: RowPlan, window: int | None, device: torch.device) -> torch.Ten
         keys, end = row.key_tokens.to(device), row.num_tokens
     last = torch.arange(end - row.num_new, end, device=device)
     seen = keys <= last[:, None]
+    if row.tree is not None and not row.is_past:
+        tree = row.tree.to(device)
+        place = keys - (end - tree.shape[1])  # among the new tokens
+        seen = (place < 0) | tree[:, place.clamp(min=0)]
     if window is not None:
         if row.positions is not None:
             keys, last = row.positions.to(device)[keys], row.positions.to(device)[last]

@@ -103,12 +103,16 @@ class TorchBackend(RowBackend):
     def _plain_parts(
         self, query: torch.Tensor, store: LayerStore, row: RowPlan, spec: LayerSpec
     ) -> list[Part]:
-        """New tokens [H, N, D] over old keys (all seen) and each other (causal): parts [H, N, D]."""
+        """New tokens [H, N, D] over old keys (all seen) and each other (causal, or by a tree): parts [H, N, D]."""
         heads, count, dim = query.shape
         num_last = 0 if row.is_past or count == 1 else count
         old, new = split_segments(row.segments, row.length - num_last)
         results = [self.seen_part(query, store, part, spec.scaling) for part in old]
-        if num_last:
+        if num_last and row.tree is not None:
+            keys, values = read(store.keys, new), read(store.values, new)
+            seen = row.tree.to(query.device)
+            results.append(dense_part(query, keys, values, spec, seen))
+        elif num_last:
             # [K, L, D] -> [K, G, L, D] without a copy: the group dimension has stride 0
             kv_heads = store.keys.shape[0]
             keys = read(store.keys, new)[:, None].expand(-1, heads // kv_heads, -1, -1)
@@ -126,7 +130,7 @@ def _is_flash(
     spec: LayerSpec,
     bias: torch.Tensor | None,
 ) -> bool:
-    plain = bias is None and row.is_plain and not _window_binds(row, spec)
+    plain = bias is None and row.has_plain_past and not _window_binds(row, spec)
     return plain and _flashable(query, store, spec)
 
 

@@ -14,6 +14,10 @@ class GuardedPolicy(RoutedPolicy):
 
     name = "guarded"
 
+    @property
+    def _looks_again(self) -> bool:
+        return False  # coverage says how much the layer's query spends
+
     def _signal_names(self) -> set[str]:
         return super()._signal_names() | {"sketch"}
 

@@ -1,6 +1,6 @@
 """Measures what share of attention each page gets while a forward runs: sums of exp(score) by page, layer after layer.
 
-Only the last queries of a long forward are watched. Shapes: H query heads, K KV heads, W watched queries, L keys of a
+Only the last queries of a long forward are watched, but all of a token tree. Shapes: H query heads, K KV heads, W watched queries, L keys of a
 source, P pages, G layer groups, D head dim.
 """
 
@@ -13,6 +13,7 @@ import torch
 
 from oval_core.attention.base import allowed, read
 from oval_core.kv_pool import LayerStore
+from oval_core.pages import SequencePages
 from oval_core.values import LayerSpec, RowPlan
 
 WATCHED_QUERIES = 64
@@ -51,6 +52,49 @@ class SeenRow:
     queries: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Stayed:
+    """Which new tokens of a row stay, once that is known.
+
+    Attributes:
+        num_new: tokens that the forward brought.
+        places: of those that stay, among them.
+        page_ids: the page of each of these.
+    """
+
+    num_new: int
+    places: tuple[int, ...]
+    page_ids: tuple[int, ...]
+
+    def queries(self, num_watched: int) -> list[int]:
+        """Returns which of the watched queries, the last ones of the forward, belong to tokens that stay."""
+        unseen = self.num_new - num_watched
+        return [place - unseen for place in self.places if place >= unseen]
+
+    @property
+    def names(self) -> dict[int, int]:
+        """Page by the name of a tree's new token; see `_named_pages`."""
+        return {-1 - place: i for place, i in zip(self.places, self.page_ids, strict=True)}
+
+
+def stayed_of(seq: SequencePages, num_new: int, accepted: Sequence[int]) -> Stayed:
+    """Returns what stayed of a forward that has just been committed."""
+    first = seq.num_committed - len(accepted)
+    page_of = {
+        token: page.page_id
+        for page in seq.pages
+        if page.tokens[-1] >= first
+        for token in page.tokens
+    }
+    ids = tuple(page_of[first + rank] for rank in range(len(accepted)))
+    return Stayed(num_new, tuple(accepted), ids)
+
+
+def watched(query: torch.Tensor, plan: RowPlan) -> torch.Tensor:
+    """Returns those of a row's queries [H, N, D] that are watched."""
+    return query[:, -WATCHED_QUERIES:] if plan.tree is None else query
+
+
 class MassWatch:
     """What the watched layers of one forward read, row by row."""
 
@@ -81,7 +125,7 @@ class MassWatch:
         if layer != self._layer:
             self.close_layer()
             self._layer = layer
-        query = query[:, -WATCHED_QUERIES:]
+        query = watched(query, plan)
         if row not in self._open:
             self._open[row] = []
             # a copy: a view would keep all queries of a long prompt, layer after layer
@@ -114,24 +158,59 @@ class MassWatch:
                 self._closed.setdefault(row, []).append((group, SeenPages(seen.page_ids, share)))
         self._open, self._layer = {}, None
 
-    def row(self, row: int) -> SeenRow:
-        """Returns what a row's pages got; to be asked for after the last layer."""
+    def row(self, row: int, stayed: Stayed | None = None) -> SeenRow:
+        """Returns what a row's pages got, if not from all new tokens; to be asked for after the last layer."""
         self.close_layer()
         layers = self._closed.get(row, [])
-        ids = tuple(dict.fromkeys(i for _, part in layers for i in part.page_ids))
-        place = {page_id: i for i, page_id in enumerate(ids)}
         queries = torch.stack(self._queries[row])
+        kept = None if stayed is None else stayed.queries(queries.shape[1])
+        names = {} if stayed is None else stayed.names
+        seen_ids = (names.get(i, i) for _, part in layers for i in part.page_ids)
+        ids = tuple(i for i in dict.fromkeys(seen_ids) if i >= 0)
+        place = {page_id: i for i, page_id in enumerate(ids)}
+        queries = queries if kept is None else queries[:, kept]
         groups = 1 + max(self._group_of.values())
         mass = torch.zeros(queries.shape[1], groups, len(ids))
         peak, num = torch.zeros_like(mass), torch.zeros(groups, len(ids))
         for (group, page_ids), shares in _by_pages(layers).items():
             share = torch.stack(shares).cpu()  # [layers, H, W, P]
+            if kept is not None:
+                page_ids, share = _renamed(page_ids, share[:, :, kept], names)
             index = torch.tensor([place[i] for i in page_ids])
             mass[:, group].index_add_(1, index, share.mean(1).sum(0))
             num[group].index_add_(0, index, torch.full((len(index),), float(len(shares))))
             best = torch.maximum(peak[:, group].index_select(1, index), share.amax((0, 1)))
             peak[:, group].index_copy_(1, index, best)
         return SeenRow(ids, mass / num.clamp(min=1), peak, num > 0, queries)
+
+
+def _renamed(
+    page_ids: Sequence[int], share: torch.Tensor, names: Mapping[int, int]
+) -> tuple[tuple[int, ...], torch.Tensor]:
+    """Adds what a tree's new tokens got, [..., P], to their pages; what the others got is dropped."""
+    named = [names.get(i, i) for i in page_ids]
+    ids = tuple(i for i in dict.fromkeys(named) if i >= 0)
+    place = {page_id: i for i, page_id in enumerate(ids)}
+    source = torch.tensor([i for i, page_id in enumerate(named) if page_id >= 0])
+    target = torch.tensor([place[page_id] for page_id in named if page_id >= 0])
+    out = share.new_zeros(*share.shape[:-1], len(ids))
+    return ids, out.index_add_(-1, target, share.index_select(-1, source))
+
+
+def _named_pages(plan: RowPlan) -> tuple[tuple[int, int], ...]:
+    """Returns (page id, tokens) of the keys, but each new token of a tree for itself, named -1 - place.
+
+    Its page is known only when it is known which of them stay.
+    """
+    if plan.tree is None or plan.is_past:
+        return plan.pages
+    pages, left = list(plan.pages), plan.num_new
+    while left:
+        page_id, size = pages.pop()
+        if size > left:
+            pages.append((page_id, size - left))
+        left -= min(size, left)
+    return (*pages, *((-1 - place, 1) for place in range(plan.num_new)))
 
 
 def _by_pages(
@@ -152,7 +231,8 @@ def _seen(
     bias: torch.Tensor | None,
 ) -> SeenPages:
     scores = masked_scores(query, store, plan, spec, bias)
-    return SeenPages(tuple(i for i, _ in plan.pages), _page_lse(scores, plan.pages))
+    pages = _named_pages(plan)
+    return SeenPages(tuple(i for i, _ in pages), _page_lse(scores, pages))
 
 
 def masked_scores(

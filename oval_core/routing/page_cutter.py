@@ -61,7 +61,8 @@ class _Row:
 
 
 class PageCutter:
-    """Follows the forwards of one cache: `follow` after each, `truncate`, `reorder`, `reset` with the cache's own."""
+    """Follows the forwards of one cache: `collect` and `follow` as each commits, `truncate`, `reorder`, `reset` with the
+    cache's own."""
 
     def __init__(
         self, sizing: PageSizing, layers: Sequence[int], page_size: int, max_queries: int
@@ -89,6 +90,21 @@ class PageCutter:
         """Is given what it cuts and reads, before anything else."""
         self._table, self._pool, self._read_keys = table, pool, read_keys
 
+    def collect(
+        self, num_new: Sequence[int], accepted: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """Takes what tokens got in a forward that is about to be committed.
+
+        Args:
+            num_new: tokens that it brought, by row.
+            accepted: places of those that stay, by row; None for all.
+        """
+        for row, count in enumerate(num_new):
+            if len(self._rows) <= row:
+                self._rows.append(_Row.empty())
+            if count:
+                self._note(row, count, None if accepted is None else accepted[row])
+
     def follow(
         self, num_new: Sequence[int], residency: Residency | None
     ) -> dict[int, list[Repaged]]:
@@ -102,12 +118,9 @@ class PageCutter:
         """
         done: dict[int, list[Repaged]] = {}
         for row, count in enumerate(num_new):
-            if len(self._rows) <= row:
-                self._rows.append(_Row.empty())
             if not count:
                 continue
             pages = _pages_from(self._table.sequences[row], count)
-            self._note(row, pages)
             if count > self._max_queries:
                 parts = self._cut(row, pages, residency)
                 if parts:
@@ -144,17 +157,23 @@ class PageCutter:
         twin.tokens = None if self.tokens is None else TokenWatch(self._layers)
         return twin
 
-    def _note(self, row: int, pages: Sequence[Page]) -> None:
-        got = None if self.tokens is None else self.tokens.take(row)
+    def _note(self, row: int, num_new: int, accepted: Sequence[int] | None) -> None:
+        got = None if self.tokens is None else self.tokens.take(row, num_new, accepted)
         if got is None:
             return
-        own = self._rows[row].resized(self._table.sequences[row].length)
-        at = torch.tensor(key_tokens_of(pages), dtype=torch.long)
-        assert len(at) == len(got.mass), "the pages that hold the new tokens are others"
+        seq = self._table.sequences[row]
+        first = seq.num_committed
+        tokens = key_tokens_of(_pages_from(seq, num_new), first)
+        assert len(tokens) == len(got.mass), "the pages that hold the new tokens are others"
+        stays = range(num_new) if accepted is None else accepted
+        index = {first + place: first + rank for rank, place in enumerate(stays)}
+        kept = [i for i, token in enumerate(tokens) if token < first or token in index]
+        at = torch.tensor([index.get(tokens[i], tokens[i]) for i in kept], dtype=torch.long)
+        own = self._rows[row].resized(first + len(index))
         self._rows[row] = replace(
             own,
-            mass=own.mass.index_add(0, at, got.mass),
-            queries=own.queries.index_add(0, at, got.queries),
+            mass=own.mass.index_add(0, at, got.mass[kept]),
+            queries=own.queries.index_add(0, at, got.queries[kept]),
         )
 
     def _cut(self, row: int, pages: Sequence[Page], residency: Residency | None) -> list[Repaged]:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
+from oval_core.page_summary import ReadKeys
+from oval_core.pages import Page
 from oval_core.values import LayerSpec
 
 
@@ -38,6 +40,20 @@ def cover(
     count = int(wanted.any(0).sum()) + 1 if start else 0
     needed[ranked[:count]] = True
     return needed & unread
+
+
+def missing_share_of_pages(
+    read_lse: torch.Tensor,
+    query: torch.Tensor,
+    unread: Sequence[Page],
+    also_read: Sequence[Page],
+    layer: int,
+    read_keys: ReadKeys,
+    spec: LayerSpec,
+) -> float:
+    """Returns `missing_share` of pages whose keys `read_keys` brings."""
+    groups = [[read_keys(layer, [p], [p.slots]) for p in pages] for pages in (unread, also_read)]
+    return missing_share(read_lse, query, groups[0], spec, groups[1])
 
 
 def missing_share(

@@ -20,17 +20,18 @@ from oval_core.page_summary import PageSummaries
 from oval_core.pages import Page, SequencePages
 from oval_core.repaging import Repaged
 from oval_core.routing.choose import choose
-from oval_core.routing.chosen import Chosen, pages_of
+from oval_core.routing.chosen import Chosen, pages_of, wanted_later
 from oval_core.routing.cooccurrence import CooccurrenceGraph
 from oval_core.routing.key_book import KeyBook
 from oval_core.routing.key_signals import create_signal, group_log_mass
 from oval_core.routing.layer_groups import layer_groups
-from oval_core.routing.mass_watch import MassWatch
-from oval_core.routing.repair import missing_share
+from oval_core.routing.mass_watch import MassWatch, stayed_of
+from oval_core.routing.repair import missing_share_of_pages
 from oval_core.routing.router import FILLS_BY, Router
 from oval_core.routing.router_needs import router_signals
 from oval_core.routing.row_memory import RowMemory, Standing
 from oval_core.routing.row_view import view_row
+from oval_core.routing.second_look import look_again
 from oval_core.routing.token_watch import TokenWatch
 from oval_core.routing.view import PageHistory, PageView
 from oval_core.values import LayerSpec, PageSelection, RowPagesChosen, RowPlan, StepPlan
@@ -161,11 +162,15 @@ class RoutedPolicy:
         sequences: Sequence[SequencePages],
         plan: StepPlan,
         hidden_states: torch.Tensor | None,  # noqa: ARG002 - the pool keeps them
+        accepted: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """Takes what was seen, and makes the summaries of the pages that are complete now."""
         for row in self._watch.rows:
-            if plan.rows[row].num_new:
-                self._rows[row].note(self._watch.row(row), sequences[row].num_committed)
+            seq, own = sequences[row], plan.rows[row]
+            stayed = None if accepted is None else stayed_of(seq, own.num_new, accepted[row])
+            seen = self._watch.row(row, stayed)
+            if seen.queries.shape[1]:
+                self._rows[row].note(seen, seq.num_committed)
         for row, seq in enumerate(sequences):
             memory = self._rows[row]
             if self._signals and memory.book is None and self._spec is not None:
@@ -220,17 +225,25 @@ class RoutedPolicy:
         self, layer: int, row: int, chosen: Chosen, read: torch.Tensor
     ) -> torch.Tensor | None:
         """Returns further pages for a layer, bool [P]; None for none."""
-        if self._router.lead == "step":
+        if self._router.lead == "step" and not self._looks_again:
             return None
         memory = self._rows[row]
-        assert memory.book is not None, "a router by layer needs summaries"
+        assert memory.book is not None, "a look at a layer's query needs summaries"
         place = self._layers.index(layer)
+        counts = torch.tensor([len(page) for page in chosen.pages])
+        if self._looks_again:
+            self._counters.summary_tokens += memory.book.cost(FILLS_BY, 1)
+            query = self._watch.query(row)
+            return look_again(memory.book, query, place, read, counts, chosen.budget)
         signals = self._log_masses(memory.book, self._watch.query(row)[None], len(read), place)
         known = memory.history.of_group(self.group_of[layer], len(read))
         best = {name: log.amax(0) for name, log in signals.items()}
         scores = self._router.score(self._view(row, chosen.pages, best, known))
-        counts = torch.tensor([len(page) for page in chosen.pages])
         return choose(scores, counts, read, chosen.budget)[0] & ~read
+
+    @property
+    def _looks_again(self) -> bool:
+        return self._router.lead == "step" and self._config.second_look > 0
 
     def _choose(self, row: int, seq: SequencePages, num_new: int) -> Chosen | None:
         config, memory = self._config, self._rows[row]
@@ -259,11 +272,16 @@ class RoutedPolicy:
         scores = self._scores(row, pages)
         padded = scores.new_full((self.num_groups, len(all_pages)), float("-inf"))
         padded[:, : len(pages)] = scores
-        mask = choose(padded, counts, kept, budget - (config.lead - 1))
+        mask = choose(padded, counts, kept, self._ahead(budget, int(counts[kept].sum())))
         if config.lead > 1:
             ids = [frozenset(p.page_id for p in pages_of(all_pages, own)) for own in mask]
             memory.standing = Standing(tuple(ids), seq.num_committed + config.lead)
         return Chosen(all_pages, mask, budget)
+
+    def _ahead(self, budget: int, always: int) -> int:
+        """Returns the tokens that a router spends ahead: not those of drafts to come, nor of the second look."""
+        later = max(0, budget - always) * self._config.second_look if self._looks_again else 0.0
+        return budget - (self._config.lead - 1) - int(later)
 
     def _scores(self, row: int, pages: Sequence[Page]) -> torch.Tensor:
         """Returns scores [G, P] of the pages of committed tokens."""
@@ -320,7 +338,7 @@ class RoutedPolicy:
 
     def _signal_names(self) -> set[str]:
         """Returns the signals whose summaries are kept."""
-        return self._asked
+        return self._asked | {FILLS_BY} if self._looks_again else self._asked
 
     def _new_row(self) -> RowMemory:
         graph = CooccurrenceGraph() if "graph" in self._router.needs else None
@@ -336,13 +354,7 @@ class RoutedPolicy:
                     None if c is None else tuple(pages_of(c.pages, c.mask[group])) for c in chosen
                 )
             )
-        scores: dict[int, float] = {}
-        for row, own in enumerate(chosen):
-            if own is not None:
-                wanted = own.mask.float().mean(0) + self._rows[row].history_mass(len(own.pages))
-                ids = [page.page_id for page in own.pages]
-                for page_id, score in zip(ids, wanted.tolist(), strict=True):
-                    scores[page_id] = max(score, scores.get(page_id, 0.0))
+        scores = wanted_later(chosen, [row.history_mass for row in self._rows[: len(chosen)]])
         return PageSelection(tuple(groups), self.group_of, scores, is_watched=True)
 
     def _count(self, sequences: Sequence[SequencePages], num_new: Sequence[int]) -> None:
@@ -369,15 +381,11 @@ class RoutedPolicy:
         if every is None or self._forwards % every:
             return
         assert self._spec is not None, "the layer was seen"
-        extra = {page.page_id for page in more}
-        unread = [page for page in pages_of(chosen.pages, ~read) if page.page_id not in extra]
-        share = missing_share(
-            self._watch.seen(row).lse,
-            self._watch.query(row),
-            [self._summaries.read_keys(layer, [p], [p.slots]) for p in unread],
-            self._spec,
-            [self._summaries.read_keys(layer, [p], [p.slots]) for p in more],
-        )
+        also = {page.page_id for page in more}
+        unread = [page for page in pages_of(chosen.pages, ~read) if page.page_id not in also]
+        lse, query = self._watch.seen(row).lse, self._watch.query(row)
+        keys = self._summaries.read_keys
+        share = missing_share_of_pages(lse, query, unread, more, layer, keys, self._spec)
         self._counters.audits += 1
         self._counters.audited_mass += 1.0 - share
 

@@ -6,13 +6,13 @@ the newest pages, D head dim.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from oval_core.kv_pool import LayerStore
-from oval_core.routing.mass_watch import WATCHED_QUERIES, masked_scores
+from oval_core.routing.mass_watch import masked_scores, watched
 from oval_core.values import LayerSpec, RowPlan, Segment
 
 
@@ -22,6 +22,14 @@ class _Layer:
 
     totals: list[torch.Tensor] = field(default_factory=list)
     newest: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """One row in one layer: attention [W, n] of the newest keys, mean over heads, and which of them a query saw."""
+
+    mass: torch.Tensor
+    seen: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,7 @@ class TokenWatch:
         self._layers = frozenset(layers)
         self._layer: int | None = None
         self._open: dict[int, _Layer] = {}
-        self._closed: dict[int, list[TokenMass]] = {}
+        self._closed: dict[int, list[_Weights]] = {}
 
     def saw(
         self,
@@ -63,7 +71,7 @@ class TokenWatch:
         if layer != self._layer:
             self._close_layer()
             self._layer = layer
-        query = query[:, -WATCHED_QUERIES:]
+        query = watched(query, plan)
         own = self._open.setdefault(row, _Layer())
         num_newest = 0 if plan.is_past else _num_newest(plan)
         if page_lse is not None:  # one query, and no mask
@@ -76,14 +84,26 @@ class TokenWatch:
         if num_newest:
             own.newest = scores[..., -num_newest:].clone()
 
-    def take(self, row: int) -> TokenMass | None:
-        """Returns what a row's newest pages got; None where no layer was watched. To be asked for after the last layer."""
+    def take(
+        self, row: int, num_new: int = 0, accepted: Sequence[int] | None = None
+    ) -> TokenMass | None:
+        """Returns what a row's newest pages got; None where no layer was watched. To be asked for after the last layer.
+
+        Args:
+            row: the row.
+            num_new: tokens that the forward brought.
+            accepted: places of those whose queries count; None for all.
+        """
         self._close_layer()
         layers = self._closed.pop(row, [])
         if not layers:
             return None
-        mass = torch.stack([layer.mass for layer in layers]).mean(0)
-        return TokenMass(mass, layers[0].queries)
+        mass, seen = torch.stack([layer.mass for layer in layers]).mean(0), layers[0].seen
+        if accepted is not None:
+            unseen = num_new - len(mass)
+            kept = [place - unseen for place in accepted if place >= unseen]
+            mass, seen = mass[kept], seen[kept]
+        return TokenMass(mass.sum(0), seen.sum(0).float())
 
     def clear(self) -> None:
         """Forgets the forward."""
@@ -94,10 +114,8 @@ class TokenWatch:
             assert own.newest is not None, "new tokens were never read"
             total = torch.stack([part.to(own.newest.device) for part in own.totals]).logsumexp(0)
             weights = (own.newest - total[..., None]).exp().nan_to_num(0.0)  # [H, W, n]
-            seen = (own.newest > float("-inf")).any(0).sum(0).float()
-            self._closed.setdefault(row, []).append(
-                TokenMass(weights.mean(0).sum(0).cpu(), seen.cpu())
-            )
+            seen = (own.newest > float("-inf")).any(0)
+            self._closed.setdefault(row, []).append(_Weights(weights.mean(0).cpu(), seen.cpu()))
         self._open, self._layer = {}, None
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from oval_core.pages import Page, Run, SequencePages, extend_runs, key_tokens_of
+from oval_core.pages import Page, Run, SequencePages, end_in_order, extend_runs, key_tokens_of
 from oval_core.plan import build_plan, row_plan
-from oval_core.storage import ForwardRequest, chosen_tokens, page_sizes, page_starts
+from oval_core.storage import ForwardRequest, page_sizes, page_starts
 from oval_core.tiers.residency import Residency
 from oval_core.tiers.transfer import Batch
 from oval_core.values import RowPages, RowPagesChosen, RowPlan, StepPlan
@@ -89,12 +89,15 @@ class TieredPlanner:
     ) -> TieredPlan:
         """Plans the same forward for layers that read only these pages of each row."""
         splits = [
-            self._split(row, seq) if pages is None else self._walk(pages)
+            self._split(row, seq) if pages is None else self._walk(pages, seq.num_committed)
             for row, (seq, pages) in enumerate(zip(sequences, chosen, strict=True))
         ]
         rows = []
         for row, (seq, split) in enumerate(zip(sequences, splits, strict=True)):
-            tokens = self._tokens(forward, row, split, is_chosen=chosen[row] is not None)
+            if chosen[row] is not None:
+                tokens = forward.key_tokens(row, split.here, seq.num_committed)
+            else:
+                tokens = self._tokens(forward, row, split, seq.num_committed)
             is_watched = forward.selection.is_watched
             sizes = page_sizes(split.here) if is_watched else ()
             starts = page_starts(split.here, self._residency.shift) if is_watched else ()
@@ -107,7 +110,7 @@ class TieredPlanner:
         self, seq: SequencePages, forward: ForwardRequest, row: int, pages: Sequence[Page]
     ) -> tuple[RowPlan | None, tuple[Group, ...]]:
         """Plans what one row reads besides, all older than its new tokens: in the pool, and in groups that are brought."""
-        split = self._walk(pages)
+        split = self._walk(pages, seq.num_committed)
         here = None
         if split.here:
             tokens = key_tokens_of(split.here) if forward.needs_tokens(row) else None
@@ -124,32 +127,32 @@ class TieredPlanner:
 
     @staticmethod
     def _tokens(
-        forward: ForwardRequest, row: int, split: _Split, is_chosen: bool
+        forward: ForwardRequest, row: int, split: _Split, first_new: int
     ) -> list[int] | None:
-        exact = forward.needs_tokens(row)
-        if is_chosen:
-            return chosen_tokens(forward, row, split.here)
-        ordered = split.is_ordered and not (exact and split.away)
-        asked = exact or forward.num_queries > 1
-        return key_tokens_of(split.here) if asked and not ordered else None
+        if forward.needs_tokens(row):
+            is_enough = split.is_ordered and not split.away
+        else:
+            is_enough = forward.num_queries == 1 or end_in_order(split.here, first_new)
+        return None if is_enough else key_tokens_of(split.here, first_new)
 
     def _split(self, row: int, seq: SequencePages) -> _Split:
         # Only the last page grows without an edit, so the pages before it are walked once.
         stamp = (self._residency.version, len(seq.pages), seq.num_edits)
         kept = self._kept.get(row)
         if kept is None or kept.seq is not seq or kept.stamp != stamp:
-            self._kept[row] = kept = _Kept(seq, stamp, self._walk(seq.pages[:-1]))
+            before = self._walk(seq.pages[:-1], seq.num_committed)
+            self._kept[row] = kept = _Kept(seq, stamp, before)
         before = kept.split
         split = _Split(list(before.runs), list(before.here), before.away, before.is_ordered)
-        self._add(split, seq.pages[-1:])
+        self._add(split, seq.pages[-1:], seq.num_committed)
         return split
 
-    def _walk(self, pages: Sequence[Page]) -> _Split:
+    def _walk(self, pages: Sequence[Page], first_new: int) -> _Split:
         split = _Split([], [], [], True)
-        self._add(split, pages)
+        self._add(split, pages, first_new)
         return split
 
-    def _add(self, split: _Split, pages: Sequence[Page]) -> None:
+    def _add(self, split: _Split, pages: Sequence[Page], first_new: int) -> None:
         for page in pages:
             if page.page_id not in self._residency:
                 split.away.append(page)
@@ -158,7 +161,7 @@ class TieredPlanner:
             split.is_ordered = split.is_ordered and follows and page.is_ordered()
             split.here.append(page)
             shift = self._residency.shift(page)
-            for start, end in page.runs():
+            for start, end in page.runs(first_new):
                 extend_runs(split.runs, (start + shift, end + shift))
 
     def _new_slots(self, seq: SequencePages) -> list[int]:
@@ -188,7 +191,7 @@ class TieredPlanner:
     ) -> list[Batch]:
         """Returns what a layer would have brought that reads these pages, for layer 0: the batches of such a plan."""
         splits = [
-            self._walk(seq.pages if pages is None else pages)
+            self._walk(seq.pages if pages is None else pages, seq.num_committed)
             for seq, pages in zip(sequences, chosen, strict=True)
         ]
         return [_batch(members) for members in self._members(splits)]

@@ -102,6 +102,10 @@ class TieredStorage:
         """Pages that are in a slow tier only."""
         return sum(page.page_id not in self.residency for page in self._table.pages())
 
+    def read_by(self, policy: SelectionPolicy) -> None:
+        """Lets another policy see what layers read."""
+        self._policy = policy
+
     def relayout(self, relayout: Relayout) -> None:
         """Does nothing: places in the pool do not depend on the table's slots."""
 

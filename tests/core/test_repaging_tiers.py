@@ -130,7 +130,7 @@ def repage_cache(twin: DenseTwin, row: int, rng: random.Random) -> None:
         sealed = cache.table.seal_tail(row)
         if sealed is not None and tiers is not None:
             tiers.residency.shrink(sealed)
-    cache._settle_pages()
+    cache._memory.settle()
 
 
 @pytest.mark.parametrize("has_tiers", [False, True])

@@ -236,7 +236,7 @@ def commit_places(twin: TierTwin, count: int, places: list[int]) -> None:
         twin.values[0][layer] = torch.cat([twin.values[0][layer], values[0][:, kept]], 1)
     twin.cache.table.commit(0, places)
     twin.cache.table.sequences[0].num_committed = twin.cache.table.sequences[0].length
-    twin.cache._settle_pages()
+    twin.cache._memory.settle()
     twin.cache._end_forward(None)
 
 
