@@ -25,6 +25,7 @@ from oval_adapters.linears import patch_linears
 from oval_adapters.patch import OvalCall, Patch
 from oval_adapters.pieces import merge_outputs, split_call
 from oval_adapters.routing.resolve import check_router, resolve_router, resolve_sizer
+from oval_adapters.speculative.speculative import Speculative
 from oval_core.attention import create_backend
 from oval_core.config import OvalConfig, check_int
 from oval_core.errors import CacheMismatchError, UnsupportedModelError
@@ -86,6 +87,7 @@ class Attachment:
         create_policy(config, self._windows, self._router)  # an error now, not at the first prompt
         if config.tiers is not None:
             check_tiers(config, len(self._windows))
+        self.speculative = Speculative(self)
         self._name = f"oval-{next(_serial)}"
         self._switch = AttentionSwitch(self._text_config, self._name)
         self._thread = _ThreadState()
@@ -97,6 +99,11 @@ class Attachment:
     def is_attached(self) -> bool:
         """Whether the model still runs on OVAL."""
         return bool(self._patches)
+
+    @property
+    def drops_cache_above(self) -> int | None:
+        """Columns of text above which the model itself throws its cache away; None for most models."""
+        return self._drops_cache_above
 
     @property
     def backend(self) -> str:
@@ -154,6 +161,7 @@ class Attachment:
             **self.counters.to_dict(),
             **self._routing_stats(),
             **self._tier_stats(),
+            **self.speculative.stats(),
         }
 
     def _routing_stats(self) -> dict[str, Any]:
@@ -254,8 +262,8 @@ class Attachment:
         _check_call(named, self._text_config)
         rows, num_queries = states.shape[:2]
         limit = cache.paged.max_new_tokens(rows)
-        if limit is None or num_queries <= limit:
-            is_prompt = cache.get_seq_length() < self._thread.prompt_columns
+        if limit is None or num_queries <= limit or cache.is_held:
+            is_prompt = cache.get_seq_length() < self._thread.prompt_columns and not cache.is_held
             return self._forward_on(cache, original, named, states, is_prompt)
         return self._forward_in_pieces(cache, original, named, rows, num_queries, limit)
 
@@ -284,7 +292,10 @@ class Attachment:
                 cache.reset()
             raise
         wants_tuple = kwargs.get("return_dict", self._text_config.return_dict) is False
-        return merge_outputs(outputs, wants_tuple)
+        merged = merge_outputs(outputs, wants_tuple)
+        if cache.keeps_hidden:
+            cache.last_hidden = merged[0]
+        return merged
 
     def _forward_on(
         self,
@@ -306,7 +317,7 @@ class Attachment:
                 cache.abort()
             raise
         with hold_interrupts():
-            cache.commit(output[0] if cache.paged.tracks_hidden else None)
+            cache.commit(output[0])
         return output
 
     def _names(self, args: tuple[Any, ...]) -> dict[str, Any]:

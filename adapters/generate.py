@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from oval_adapters.hf_cache import OvalCache
+from oval_adapters.speculative.outer_call import SPARE_TOKENS, speculative_call
 from oval_core.errors import ConfigError
 from oval_core.routing.router import Router
 
@@ -30,6 +31,9 @@ def wrap_generate(attachment: Attachment, original: Callable[..., Any]) -> Calla
             `oval_core.routing.router.Router`, such as `OVALRouter`. The policy `full` reads every page and uses none.
         oval_page_manager: part of the article's call style; checked, and not used: pages and their co-occurrence
             are the cache's own.
+    With `custom_generate=oval.speculative` also:
+        speculation: settings of this call, a `SpeculationConfig` or a mapping of its values.
+        oval_drafter: an `oval_spec.drafter.Drafter` that drafts in this call.
     A call that brings its own cache, `use_cache=False` or a `cache_implementation` keeps it.
     """
 
@@ -43,6 +47,10 @@ def wrap_generate(attachment: Attachment, original: Callable[..., Any]) -> Calla
         _check_parts(attachment, use_oval, oval_router, oval_page_manager)
         if kwargs.get("past_key_values", ...) is None:
             del kwargs["past_key_values"]
+        spare = 0
+        if kwargs.get("custom_generate") is attachment.speculative:
+            args, kwargs = speculative_call(attachment, original, args, kwargs, use_oval=use_oval)
+            spare = SPARE_TOKENS
         own, made = kwargs.get("cache", kwargs.get("past_key_values")), None
         if not use_oval:
             _check_not_ours(own)
@@ -53,7 +61,7 @@ def wrap_generate(attachment: Attachment, original: Callable[..., Any]) -> Calla
             if settings.wants_other_cache():
                 return original(*args, **kwargs)
             attachment.check_prompt(prompt, kwargs.get("attention_mask"))
-            made = attachment.new_cache(settings.expected_tokens(prompt), oval_router)
+            made = attachment.new_cache(settings.expected_tokens(prompt) + spare, oval_router)
             kwargs["cache"] = own = made
         elif oval_router is not None:
             _log.warning("oval_router is not used: the call brings a cache, which has its router.")

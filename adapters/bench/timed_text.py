@@ -105,12 +105,14 @@ def generate_timed(
         tokenizer: turns the tokens into text.
         ids: prompt [1, T] without padding.
         arguments: for `model.generate`.
-        config: of the attachment; None runs plain Hugging Face.
+        config: of the attachment, with speculation if it has any; None runs plain Hugging Face.
         streamer: gets each token as it comes.
         on_token: called before it.
     """
     clock, finish = TokenClock(streamer, on_token), ""
     with contextlib.nullcontext() if config is None else attach(model, config) as oval:
+        if oval is not None and oval.config.speculation is not None:
+            arguments = {**arguments, "custom_generate": oval.speculative}
         try:
             model.generate(ids, attention_mask=torch.ones_like(ids), streamer=clock, **arguments)
         except KeyboardInterrupt:

@@ -20,6 +20,7 @@ COMMAND_MODULES = (
     "oval_adapters.cli.doctor",
     "oval_adapters.cli.generate",
     "oval_adapters.cli.bench",
+    "oval_adapters.cli.evaluate",
     "oval_adapters.cli.train",
 )
 

@@ -16,6 +16,7 @@ from oval_adapters.cli.option_groups import with_options
 from oval_adapters.cli.prompt_source import Source
 from oval_adapters.cli.routing_options import RoutingOptions
 from oval_adapters.cli.sampling import Sampling
+from oval_adapters.cli.speculation_options import SpeculationOptions
 from oval_adapters.cli.tier_options import TierOptions, check_for_model
 
 if TYPE_CHECKING:
@@ -66,7 +67,12 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 def register(app: typer.Typer) -> None:
     """Adds the command `generate`."""
-    command = with_options(generate_command, routing=RoutingOptions, tiers=TierOptions)
+    command = with_options(
+        generate_command,
+        speculation=SpeculationOptions,
+        routing=RoutingOptions,
+        tiers=TierOptions,
+    )
     app.command("generate")(command)
 
 
@@ -91,6 +97,7 @@ def generate_command(
     stream: Stream = None,
     as_json: AsJson = False,
     debug: Debug = False,
+    speculation: SpeculationOptions = SpeculationOptions(),
     routing: RoutingOptions = RoutingOptions(),
     tiers: TierOptions = TierOptions(),
 ) -> None:
@@ -108,10 +115,12 @@ def generate_command(
     text = source.read()
     console = Console(stderr=True)
     with console.status(f"loading {model}"):
-        _check_no_oval(no_oval, config, page_size, backend, [*routing.flags, *tiers.flags])
+        flags = [*speculation.flags, *routing.flags, *tiers.flags]
+        _check_no_oval(no_oval, config, page_size, backend, flags)
         settings = None
         if not no_oval:
             settings = tiers.apply(routing.apply(_settings(config, page_size, backend)))
+            settings = speculation.apply(settings)
         loaded = _load(model, dtype, device, settings, source, text, sampling)
     show = not as_json if stream is None else stream
     streamer = _text_streamer(loaded.tokenizer, to_stderr=as_json) if show else None
@@ -284,6 +293,8 @@ def _print(console: Console, result: TimedText, as_json: bool, streamed: bool) -
         parts.append(_routed(result.stats["policy"], result.stats["routing"]))
     if "tiers" in result.stats:
         parts.append(_moved(result.stats["tiers"]))
+    if "speculation" in result.stats:
+        parts.append(_speculated(result.stats["speculation"]))
     console.print(", ".join(parts), style="dim", highlight=False, soft_wrap=True)
 
 
@@ -294,6 +305,13 @@ def _routed(policy: str, routing: dict[str, Any]) -> str:
         return f"{policy} by {routing['router']}: everything fitted the budget"
     held = "" if recall is None else f", {recall:.1%} of the attention mass"
     return f"{policy} by {routing['router']}, read {share:.0%} of the keys (lossy){held}"
+
+
+def _speculated(stats: dict[str, Any]) -> str:
+    """Returns what a forward brought, and by whom it was drafted."""
+    lossy = "" if stats["lossless"] else " (lossy)"
+    off = ", turned off as slower than plain decoding" if stats["is_off"] else ""
+    return f"{stats['tau']:.2f} tokens a step by {stats['drafter']}{lossy}{off}"
 
 
 def _moved(tiers: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ EXPECTED = {
     "generate_with_oval": "'backend': 'torch'",
     "read_a_part": "of the attention mass",
     "share_a_prefix": "tokens, computed once",
+    "speculative": "same tokens as plain decoding: True",
 }
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 MAX_LINES = 60

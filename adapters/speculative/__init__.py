@@ -1,0 +1,1 @@
+"""Speculative decoding as Hugging Face calls it: the loop, its rows, and what it refuses."""
