@@ -1,0 +1,1 @@
+"""Measures speculative decoding against plain decoding: prompts, the run, totals, reports."""
