@@ -46,6 +46,7 @@ Routers = Annotated[
 Loop = Annotated[
     str, typer.Option(help="What a replayed router sees: closed (what it read), open, or both.")
 ]
+Replay = Annotated[bool, typer.Option(help="Replay every signal on recorded attention.")]
 Decode = Annotated[bool, typer.Option(help="Also decode with the routers: perplexity, passkeys.")]
 DecodeLead = Annotated[str, typer.Option(help="As --lead, for decoding.")]
 PasskeyContext = Annotated[str, typer.Option(help="Tokens of prompts with passkeys, with commas.")]
@@ -80,6 +81,7 @@ def recall_command(
     seed: Seed = _DEFAULTS.seed,
     routers: Routers = ",".join(_DEFAULTS.routers),
     loop: Loop = _DEFAULTS.loops[0],
+    replay: Replay = _DEFAULTS.replay,
     decode: Decode = _DEFAULTS.decode,
     decode_lead: DecodeLead = ",".join(map(str, _DEFAULTS.decode_leads)),
     passkey_context: PasskeyContext = ",".join(map(str, _DEFAULTS.passkey_contexts)),
@@ -108,6 +110,7 @@ def recall_command(
         leads=parse_numbers("lead", lead),
         routers=tuple(dict.fromkeys(routers.split(","))),
         loops=("closed", "open") if loop == "both" else (loop,),
+        replay=replay,
         decode=decode,
         decode_leads=parse_numbers("decode-lead", decode_lead),
         passkey_contexts=parse_numbers("passkey-context", passkey_context),
@@ -178,16 +181,17 @@ def _measure(
     """Returns the report, and whether it is whole: Ctrl-C keeps the rows that are done."""
     from oval_adapters.bench import closed_loop, closed_loop_passkeys, recall
 
-    phases: list[tuple[Callable[..., Iterable[Any]], Callable[..., int]]] = [
-        (recall.measure_recall, recall.num_ticks)
-    ]
-    if settings.decode:
-        phases.append((closed_loop.measure_closed_loop, closed_loop.num_loop_ticks))
-        phases.append((closed_loop_passkeys.measure_passkeys, closed_loop_passkeys.num_passkey_ticks))  # fmt: skip
+    phases: list[tuple[bool, Callable[..., Iterable[Any]], Callable[..., int]]] = [
+        (settings.replay, recall.measure_recall, recall.num_ticks),
+        (settings.decode, closed_loop.measure_closed_loop, closed_loop.num_loop_ticks),
+        (settings.decode, closed_loop_passkeys.measure_passkeys, closed_loop_passkeys.num_passkey_ticks),
+    ]  # fmt: skip
     found: list[list[Any]] = [[], [], []]
     whole = False
     with contextlib.suppress(KeyboardInterrupt):  # the rows so far are kept and shown
-        for rows, (measure, num_ticks) in zip(found, phases, strict=False):
+        for rows, (is_asked, measure, num_ticks) in zip(found, phases, strict=True):
+            if not is_asked:
+                continue
             with progress_bar(console, num_ticks(model, settings)) as tick:
                 for row in measure(model, tokenizer, settings, tick):
                     rows.append(row)

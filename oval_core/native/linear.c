@@ -1,0 +1,364 @@
+/* A linear layer for few rows (2..64), where reading the weights once is what costs.
+ *
+ * bf16 in, float32 inside, bf16 out: out[m][o] = sum_i weight[o][i] * x[m][i] (+ bias[o]), M rows of x, O of weight, I
+ * columns. Weights are read where they lie, in their own order; x is repacked once a call. Three paths, chosen when the
+ * library is loaded: AMX tiles, AVX512-BF16, and plain C. On each of them the sum of one row takes the same steps in
+ * the same order whatever M is and wherever the row lies: its result does not depend on its neighbours.
+ */
+#define _GNU_SOURCE
+#if ABI != 4 /* see build.py */
+#error "these kernels belong to another version of OVAL"
+#endif
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef uint16_t bf16;
+enum { PLAIN = 0, AVX512 = 1, AMX = 2 };
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#include <immintrin.h>
+#define HAS_AVX512 1
+#if defined(__linux__) && defined(__AMX_TILE__) && defined(__AMX_BF16__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#define HAS_AMX 1
+#define ARCH_REQ_XCOMP_PERM 0x1023
+#define XFEATURE_XTILEDATA 18
+#endif
+#endif
+
+/* The best path that this process may take; the kernel is asked for AMX here, once. */
+int oval_linear_path(void) {
+#ifdef HAS_AMX
+    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0) return AMX;
+#endif
+#ifdef HAS_AVX512
+    return AVX512;
+#else
+    return PLAIN;
+#endif
+}
+
+/* ---- plain C: LANES sums side by side, two rows of weight against four rows of x ---- */
+
+#ifdef __AVX512F__
+#define LANES 16
+#else
+#define LANES 8
+#endif
+#define PAIR 2
+#define FOUR 4
+typedef float floats __attribute__((vector_size(LANES * sizeof(float))));
+typedef uint32_t words __attribute__((vector_size(LANES * sizeof(uint32_t))));
+typedef bf16 halves __attribute__((vector_size(LANES * sizeof(bf16))));
+
+static inline float widen(bf16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline bf16 narrow(float value) { /* round to nearest, ties to even, as torch does */
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0; /* NaN */
+    return (bf16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+static inline floats widen_lanes(const bf16 *at) {
+    halves narrow_lanes;
+    memcpy(&narrow_lanes, at, sizeof narrow_lanes);
+    words bits = __builtin_convertvector(narrow_lanes, words) << 16;
+    floats value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline void add_lanes(const bf16 *const weight[PAIR], const float *x, int64_t padded, floats acc[PAIR][FOUR]) {
+    floats other[FOUR];
+    for (int m = 0; m < FOUR; m++) memcpy(&other[m], x + m * padded, sizeof other[m]);
+    for (int r = 0; r < PAIR; r++) {
+        floats lanes = widen_lanes(weight[r]);
+        for (int m = 0; m < FOUR; m++) acc[r][m] += lanes * other[m];
+    }
+}
+
+/* Rows of weight against the four rows of `x`, which are `padded` floats each, zeros at the end. */
+static void dot_plain(const bf16 *const weight[PAIR], const float *x, int64_t columns, int64_t padded,
+                      float sums[PAIR][FOUR]) {
+    floats acc[PAIR][FOUR] = {{{0}}};
+    int64_t whole = columns / LANES * LANES;
+    for (int64_t i = 0; i < whole; i += LANES) {
+        const bf16 *at[PAIR] = {weight[0] + i, weight[1] + i};
+        add_lanes(at, x + i, padded, acc);
+    }
+    if (whole < columns) {
+        bf16 tails[PAIR][LANES] = {{0}};
+        const bf16 *at[PAIR] = {tails[0], tails[1]};
+        for (int r = 0; r < PAIR; r++) memcpy(tails[r], weight[r] + whole, (columns - whole) * sizeof(bf16));
+        add_lanes(at, x + whole, padded, acc);
+    }
+    for (int r = 0; r < PAIR; r++)
+        for (int m = 0; m < FOUR; m++) {
+            sums[r][m] = 0.0f;
+            for (int lane = 0; lane < LANES; lane++) sums[r][m] += acc[r][m][lane];
+        }
+}
+
+static int linear_plain(const bf16 *weight, const bf16 *x, const bf16 *bias, bf16 *out, int64_t rows, int64_t outputs,
+                        int64_t columns, int threads) {
+    int64_t padded = (columns + LANES - 1) / LANES * LANES, groups = (rows + FOUR - 1) / FOUR;
+    float *wide = calloc(groups * FOUR * padded, sizeof(float));
+    if (!wide) return 1;
+    for (int64_t m = 0; m < rows; m++)
+        for (int64_t i = 0; i < columns; i++) wide[m * padded + i] = widen(x[m * columns + i]);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t first = 0; first < outputs; first += PAIR) {
+        const bf16 *lines[PAIR]; /* past the last row the last one again, for nothing */
+        for (int r = 0; r < PAIR; r++)
+            lines[r] = weight + (first + r < outputs ? first + r : outputs - 1) * columns;
+        for (int64_t g = 0; g < groups; g++) {
+            float sums[PAIR][FOUR];
+            dot_plain(lines, wide + g * FOUR * padded, columns, padded, sums);
+            for (int64_t o = first; o < outputs && o < first + PAIR; o++)
+                for (int64_t m = g * FOUR; m < rows && m < (g + 1) * FOUR; m++)
+                    out[m * outputs + o] = narrow(sums[o - first][m - g * FOUR] + (bias ? widen(bias[o]) : 0.0f));
+        }
+    }
+    free(wide);
+    return 0;
+}
+
+#ifdef HAS_AVX512
+
+/* ---- AVX512-BF16: four rows of weight against four rows of x ---- */
+
+#define STEP 32 /* bf16 in a register, and columns of a tile */
+
+static inline __m512i load_step(const bf16 *row, int64_t at, int64_t columns) {
+    int64_t left = columns - at;
+    __mmask32 mask = left >= STEP ? 0xffffffffu : left <= 0 ? 0 : (1u << left) - 1;
+    return _mm512_maskz_loadu_epi16(mask, row + at);
+}
+
+static void dot_avx512(const bf16 *const weight[FOUR], const bf16 *x, int64_t columns, int64_t padded,
+                       float sums[FOUR][FOUR]) {
+    __m512 acc[FOUR][FOUR];
+    const char *ahead = (const char *)(weight[0] + FOUR * columns);
+    for (int r = 0; r < FOUR; r++)
+        for (int m = 0; m < FOUR; m++) acc[r][m] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < padded; i += STEP) {
+        __mmask32 mask = columns - i >= STEP ? 0xffffffffu : (1u << (columns - i)) - 1;
+        __m512bh other[FOUR];
+        for (int m = 0; m < FOUR; m++) other[m] = (__m512bh)_mm512_loadu_si512(x + m * padded + i);
+        for (int line = 0; line < FOUR; line++, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T0);
+#pragma GCC unroll 4
+        for (int r = 0; r < FOUR; r++) {
+            __m512bh lanes = (__m512bh)_mm512_maskz_loadu_epi16(mask, weight[r] + i);
+#pragma GCC unroll 4
+            for (int m = 0; m < FOUR; m++) acc[r][m] = _mm512_dpbf16_ps(acc[r][m], lanes, other[m]);
+        }
+    }
+    for (int r = 0; r < FOUR; r++)
+        for (int m = 0; m < FOUR; m++) sums[r][m] = _mm512_reduce_add_ps(acc[r][m]);
+}
+
+static int linear_avx512(const bf16 *weight, const bf16 *x, const bf16 *bias, bf16 *out, int64_t rows, int64_t outputs,
+                         int64_t columns, int threads) {
+    int64_t padded = (columns + STEP - 1) / STEP * STEP, groups = (rows + FOUR - 1) / FOUR;
+    bf16 *packed = calloc(groups * FOUR * padded, sizeof(bf16));
+    if (!packed) return 1;
+    for (int64_t m = 0; m < rows; m++) memcpy(packed + m * padded, x + m * columns, columns * sizeof(bf16));
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t first = 0; first < outputs; first += FOUR) {
+        const bf16 *lines[FOUR]; /* past the last row the last one again, for nothing */
+        for (int r = 0; r < FOUR; r++)
+            lines[r] = weight + (first + r < outputs ? first + r : outputs - 1) * columns;
+        for (int64_t g = 0; g < groups; g++) {
+            float sums[FOUR][FOUR];
+            dot_avx512(lines, packed + g * FOUR * padded, columns, padded, sums);
+            for (int64_t o = first; o < outputs && o < first + FOUR; o++)
+                for (int64_t m = g * FOUR; m < rows && m < (g + 1) * FOUR; m++)
+                    out[m * outputs + o] = narrow(sums[o - first][m - g * FOUR] + (bias ? widen(bias[o]) : 0.0f));
+        }
+    }
+    free(packed);
+    return 0;
+}
+
+#endif
+#ifdef HAS_AMX
+
+/* ---- AMX: a tile of 16 rows of weight x 32 columns against a tile of 32 columns x 16 rows of x ---- */
+
+#define SIDE 16
+#define TILE (SIDE * STEP) /* bf16 in a tile */
+#define FENCE __asm__ volatile("" ::: "memory") /* the tile instructions do not tell the compiler what they read */
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t num_rows[16];
+} tile_config;
+
+static inline void transpose(__m512i r[SIDE]) { /* 16 x 16 of 32 bits */
+    __m512i t[SIDE];
+#pragma GCC unroll 16
+    for (int i = 0; i < SIDE; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < SIDE; i += 4)
+        for (int j = 0; j < 2; j++) {
+            r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
+            r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
+        }
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) { /* r[4 * a + i]: row quarter a, columns i, 4 + i, 8 + i, 12 + i */
+        t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
+        t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
+        t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
+        t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+        r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+        r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
+        r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
+    }
+}
+
+/* packed: [M / 16][I / 32] tiles of 16 pairs of columns x 16 rows of x, zeros where there is no row or column. */
+static void pack(const bf16 *x, bf16 *packed, int64_t rows, int64_t columns, int64_t steps) {
+    for (int64_t first = 0; first < rows; first += SIDE)
+        for (int64_t k = 0; k < steps; k++, packed += TILE) {
+            __m512i lines[SIDE];
+            for (int m = 0; m < SIDE; m++)
+                lines[m] = first + m < rows ? load_step(x + (first + m) * columns, k * STEP, columns)
+                                            : _mm512_setzero_si512();
+            transpose(lines);
+            for (int p = 0; p < SIDE; p++) _mm512_store_si512(packed + p * STEP, lines[p]);
+        }
+}
+
+/* sums [16 outputs][16 rows of x] to out [M, O]. */
+static void store_tile(const float *sums, const bf16 *bias, bf16 *out, int64_t rows, int64_t outputs, int64_t count) {
+    __m512i lines[SIDE];
+    __mmask16 mask = count >= SIDE ? 0xffff : (1u << count) - 1;
+    __m512 shift = _mm512_setzero_ps();
+    for (int o = 0; o < SIDE; o++) lines[o] = _mm512_load_si512(sums + o * SIDE);
+    transpose(lines);
+    if (bias)
+        shift = _mm512_castsi512_ps(
+            _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, bias)), 16));
+    for (int64_t m = 0; m < SIDE && m < rows; m++) {
+        __m256bh narrowed = _mm512_cvtneps_pbh(_mm512_add_ps(_mm512_castsi512_ps(lines[m]), shift));
+        _mm256_mask_storeu_epi16(out + m * outputs, mask, (__m256i)narrowed);
+    }
+}
+
+/* Rows [first, first + 32) of weight, of which those in [first, outputs) exist, against `groups` times 16 rows of x. */
+static void linear_tiles(const bf16 *weight, const bf16 *packed, const bf16 *bias, bf16 *out, int64_t rows,
+                         int64_t outputs, int64_t columns, int64_t first) {
+    int64_t steps = (columns + STEP - 1) / STEP, whole = columns / STEP, groups = (rows + SIDE - 1) / SIDE;
+    int64_t stride = columns * sizeof(bf16), exist = outputs - first;
+    const bf16 *upper = weight + first * columns, *lower = upper + SIDE * columns;
+    _Alignas(64) bf16 edge[2][TILE];
+    _Alignas(64) float sums[4][SIDE * SIDE];
+    for (int64_t g = 0; g < groups; g += 2) {
+        const bf16 *left = packed + g * steps * TILE, *right = g + 1 < groups ? left + steps * TILE : left;
+        const char *ahead = (const char *)(upper + 2 * SIDE * columns);
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t k = 0; k < steps; k++, left += TILE, right += TILE) {
+            if (k < whole && exist >= 2 * SIDE) {
+                _tile_loadd(4, upper + k * STEP, stride);
+                _tile_loadd(5, lower + k * STEP, stride);
+            } else { /* nothing past the end of a row or of the weights may be read */
+                for (int r = 0; r < 2 * SIDE; r++)
+                    _mm512_store_si512(edge[0] + r * STEP, r < exist ? load_step(upper + r * columns, k * STEP, columns)
+                                                                     : _mm512_setzero_si512());
+                FENCE;
+                _tile_loadd(4, edge[0], 64);
+                _tile_loadd(5, edge[1], 64);
+            }
+            if (g == 0) /* the 32 rows after these, in the order of memory, which is not that of the tiles */
+                for (int line = 0; line < 2 * SIDE; line++, ahead += 64) _mm_prefetch(ahead, PREFETCH_HINT);
+            _tile_loadd(6, left, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 5, 6);
+            if (g + 1 < groups) {
+                _tile_loadd(7, right, 64);
+                _tile_dpbf16ps(2, 4, 7);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        }
+        _tile_stored(0, sums[0], 64);
+        _tile_stored(1, sums[1], 64);
+        _tile_stored(2, sums[2], 64);
+        _tile_stored(3, sums[3], 64);
+        FENCE;
+        for (int part = 0; part < 4; part++) {
+            int64_t o = first + part % 2 * SIDE, m = (g + part / 2) * SIDE;
+            if (o < outputs && m < rows)
+                store_tile(sums[part], bias ? bias + o : bias, out + m * outputs + o, rows - m, outputs, outputs - o);
+        }
+    }
+}
+
+static int linear_amx(const bf16 *weight, const bf16 *x, const bf16 *bias, bf16 *out, int64_t rows, int64_t outputs,
+                      int64_t columns, int threads) {
+    int64_t steps = (columns + STEP - 1) / STEP, groups = (rows + SIDE - 1) / SIDE;
+    bf16 *packed = aligned_alloc(64, groups * steps * TILE * sizeof(bf16));
+    if (!packed) return 1;
+    pack(x, packed, rows, columns, steps);
+#pragma omp parallel num_threads(threads)
+    {
+        _Alignas(64) tile_config ours = {.palette = 1}, theirs;
+        for (int tile = 0; tile < 8; tile++) {
+            ours.row_bytes[tile] = 64;
+            ours.num_rows[tile] = SIDE;
+        }
+        FENCE;
+        _tile_storeconfig(&theirs); /* other libraries use tiles in these threads, and may keep their setting */
+        _tile_loadconfig(&ours);
+#pragma omp for schedule(static)
+        for (int64_t first = 0; first < outputs; first += 2 * SIDE)
+            linear_tiles(weight, packed, bias, out, rows, outputs, columns, first);
+        FENCE;
+        if (theirs.palette)
+            _tile_loadconfig(&theirs);
+        else
+            _tile_release();
+    }
+    free(packed);
+    return 0;
+}
+
+#endif
+
+/* weight: [O, I], x: [M, I], bias: [O] or NULL, out: [M, O]. `path` is oval_linear_path()'s answer or a lower one.
+ * Returns 0, 1 if there is no memory, or 2 if the library lacks the path.
+ */
+int oval_linear(const bf16 *weight, const bf16 *x, const bf16 *bias, bf16 *out, int64_t rows, int64_t outputs,
+                int64_t columns, int path, int threads) {
+    switch (path) {
+    case PLAIN:
+        return linear_plain(weight, x, bias, out, rows, outputs, columns, threads);
+#ifdef HAS_AVX512
+    case AVX512:
+        return linear_avx512(weight, x, bias, out, rows, outputs, columns, threads);
+#endif
+#ifdef HAS_AMX
+    case AMX:
+        return linear_amx(weight, x, bias, out, rows, outputs, columns, threads);
+#endif
+    }
+    return 2;
+}
