@@ -1,14 +1,15 @@
-"""Linear layers of a bf16 model on a CPU, one token at a time: matrix-vector products.
+"""Linear layers of a bf16 model on a CPU, for one token or a few: what costs is reading the weights.
 
-For a single token torch sends a bf16 `F.linear` through oneDNN's matrix-matrix path. `gemv` (torch.mv) and `native`
-(C) read the same weights with a kernel made for one vector, sum in float32 too, and are faster
-(docs/decisions.md). Prompts and batches keep `F.linear`.
+torch sends a bf16 `F.linear` of few rows through oneDNN's matrix-matrix path. `gemv` (torch.mv, a single row) and
+`native` (C, up to some tens of rows: a batch, or a draft that is verified) read the same weights faster and sum in
+float32 too (docs/decisions.md). Prompts keep `F.linear`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -18,11 +19,13 @@ from oval_core.native import load_kernels, unavailable_reason
 
 __all__ = ["patch_linears"]
 
+_Product: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
 
 def patch_linears(
     model: torch.nn.Module, decoder: torch.nn.Module, choice: str, is_active: Callable[[], bool]
 ) -> tuple[str, list[Patch]]:
-    """Gives the decoder's linear layers and the LM head a forward for single tokens.
+    """Gives the decoder's linear layers and the LM head a forward for few tokens.
 
     Args:
         model: the whole model; its output embeddings are patched too.
@@ -48,8 +51,7 @@ def patch_linears(
     if not fitting:
         return "hf", []
     name = _resolve(choice)
-    product = load_kernels(64, 1).gemv if name == "native" else _torch_gemv
-    wrap = functools.partial(_single_token, is_active, product)
+    wrap = functools.partial(_few_tokens, is_active, _products(name))
     return name, [Patch(m, "forward", functools.partial(wrap, m)) for m in fitting]
 
 
@@ -66,12 +68,25 @@ def _resolve(choice: str) -> str:
     return "gemv"
 
 
+def _products(name: str) -> Sequence[_Product | None]:
+    # by number of rows; None: torch's own
+    if name == "gemv":
+        return None, _torch_gemv
+    kernels = load_kernels(64, 1)
+    found: list[_Product | None] = [None, kernels.gemv]
+    found += [None] * (max(kernels.linear_rows, default=1) - 1)
+    for rows in kernels.linear_rows:
+        found[rows] = kernels.linear
+    return tuple(found)
+
+
 def _fits(module: torch.nn.Linear) -> bool:
     weight = module.weight
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.bfloat16
         and weight.is_contiguous()
+        and weight.numel() > 0
         and "forward"
         not in module.__dict__  # someone else's hook (accelerate, PEFT) stays in charge
     )
@@ -82,16 +97,19 @@ def _torch_gemv(weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None
     return out if bias is None else out + bias
 
 
-def _single_token(
+def _few_tokens(
     is_active: Callable[[], bool],
-    product: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor],
+    products: Sequence[_Product | None],
     module: torch.nn.Linear,
     original: Callable[[torch.Tensor], torch.Tensor],
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     in_features, parameters = module.in_features, module._parameters
+    too_many = len(products)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        if x.numel() != in_features or not is_active():
+        rows = x.numel() // in_features
+        product = products[rows] if rows < too_many else None
+        if product is None or x.shape[-1:] != (in_features,) or not is_active():
             return original(x)
         weight = parameters["weight"]
         # The model may have been moved since attach: a kernel must never be handed another device's memory.

@@ -60,7 +60,8 @@ class TierCounters:
         bytes_late: bytes that a layer had to wait for, prefetched or demanded.
         bytes_evicted: bytes of pages that left fast memory.
         bytes_stored: bytes of pages written to a slow tier; a page that never changed is written once.
-        bytes_loaded: bytes of whole pages brought back because they were to be changed.
+        bytes_loaded: bytes of whole pages brought back into the pool: to be changed, or read soon.
+        promotion_s: seconds that this took, between forwards.
         transfers: transfers that were made.
         transfer_s: seconds that the worker spent on transfers.
         stall_s: seconds that layers waited.
@@ -77,6 +78,7 @@ class TierCounters:
     bytes_evicted: int = 0
     bytes_stored: int = 0
     bytes_loaded: int = 0
+    promotion_s: float = 0.0
     transfers: int = 0
     transfer_s: float = 0.0
     stall_s: float = 0.0

@@ -9,7 +9,8 @@ from oval_core.errors import ConfigError, did_you_mean
 
 DRAFTER_NAMES = ("auto", "draft", "hybrid", "medusa", "ngram", "none", "self")
 VERIFICATION_NAMES = ("exact", "typical")
-FUSION_NAMES = ("draft", "intersection", "none", "recency", "target", "union")
+FUSION_ORDERS = ("draft", "intersection", "none", "recency", "target", "union")
+FUSION_NAMES = ("auto", *FUSION_ORDERS)
 SELF_DRAFT_NAMES = ("routed", "window")
 
 
@@ -23,7 +24,7 @@ class SpeculationConfig:
             `hybrid` where heads are known for this model, else `ngram`.
         heads: folder of draft heads; `auto` takes those that ship for this model.
         draft_model: model of drafter `draft`: an embedded model's name, a folder or a hub id.
-        tree: shape of a tree of heads: `auto` searches it from the measured accuracy of the heads; or a name of
+        tree: shape of a tree of heads: `auto` grows each by the heads' own probabilities; or a name of
             `oval_spec.choices.TREES`.
         max_nodes: nodes of a tree, the root included; None chooses by what a forward costs here.
         depth: tokens that `draft`, `self` and `ngram` propose in a row.
@@ -37,7 +38,8 @@ class SpeculationConfig:
         self_budget: tokens that `self` reads of a sequence.
         fusion: pages that are fetched before a tree is verified, and in which order, under `tiers`: what both sides
             expect and then what one does (`intersection`), both together (`union`), one side's (`draft`, `target`),
-            the newest (`recency`), or nothing (`none`).
+            the newest (`recency`), or nothing (`none`). `auto` takes `intersection` under policies that select, and
+            `none` where everything is read, where no order can save a transfer.
         turns_off: whether plain decoding goes on where speculation has been slower for a while.
     """
 
@@ -54,7 +56,7 @@ class SpeculationConfig:
     typical_alpha: float = 0.3
     self_policy: str = "routed"
     self_budget: int = 256
-    fusion: str = "intersection"
+    fusion: str = "auto"
     turns_off: bool = True
 
     def __post_init__(self) -> None:

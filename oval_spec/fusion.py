@@ -13,7 +13,7 @@ from typing import cast
 import torch
 
 from oval_core.errors import ConfigError, did_you_mean
-from oval_core.speculation_config import FUSION_NAMES
+from oval_core.speculation_config import FUSION_ORDERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,10 @@ def fuse(
     Raises:
         ConfigError: no such order.
     """
-    if order not in FUSION_NAMES:
-        raise ConfigError(f"speculation.fusion: got {order!r}; {did_you_mean(order, FUSION_NAMES)}")
+    if order not in FUSION_ORDERS:
+        raise ConfigError(
+            f"speculation.fusion: got {order!r}; {did_you_mean(order, FUSION_ORDERS)}"
+        )
     return _ORDERS[order](draft, target, budget_tokens)
 
 

@@ -265,13 +265,12 @@ def _row(
     metrics = [step.moved for step in one.run.steps if step.moved is not None]
     hits = sum(sum(own.hits.values()) for own in metrics)
     misses = sum(sum(own.misses.values()) for own in metrics)
-    promotion_s = moved.bytes_loaded / (settings.link_gbps * 1e9)
     return FusionRow(
         policy=policy,
         order=order,
         steps=steps,
         stall_ms=round(1e3 * moved.stall_s / steps, 3),
-        promotion_ms=round(1e3 * promotion_s / steps, 3),
+        promotion_ms=round(1e3 * moved.promotion_s / steps, 3),
         prepare_ms=round(1e3 * one.prepare_s / steps, 3),
         verify_ms=round(1e3 * statistics.fmean(step.verify_s for step in one.run.steps), 3),
         resident_share=round(one.resident_share, 4),

@@ -101,7 +101,7 @@ class FusionRow:
         order: of fusion.
         steps: verifications.
         stall_ms: what layers waited in a verification, mean.
-        promotion_ms: what pages that came back into the pool take on the link, mean of a step: modelled, not hidden.
+        promotion_ms: what bringing pages back into the pool took before a verification, mean of a step: not hidden.
         prepare_ms: what predicting and bringing pages back took, mean of a step.
         verify_ms: of a verification, mean.
         resident_share: pages that a verification was taken to read, and that were in the pool before it began.

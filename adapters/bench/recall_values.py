@@ -47,7 +47,7 @@ class RecallSettings:
         leads: steps for which a selection stands.
         routers: names, folders with trained routers, or `all`.
         loops: what a replayed router sees: `closed`: what it read; `open`: everything.
-        replay: whether signals are replayed on recorded attention.
+        replays: whether signals are replayed on recorded attention.
         decode: whether models also decode with the routers.
         decode_leads: as `leads`, for decoding.
         passkey_contexts: tokens of prompts with passkeys.
@@ -71,7 +71,7 @@ class RecallSettings:
     leads: tuple[int, ...] = (1, 4, 16)
     routers: tuple[str, ...] = (ALL,)
     loops: tuple[str, ...] = ("closed",)
-    replay: bool = True
+    replays: bool = True
     decode: bool = True
     decode_leads: tuple[int, ...] = (1,)
     passkey_contexts: tuple[int, ...] = (1024, 2048)

@@ -21,11 +21,13 @@ from oval_adapters.cli.bench_options import (
     end_interrupted,
     parse_numbers,
 )
+from oval_adapters.cli.fusion import fusion_command
 from oval_adapters.cli.parity import parity_command
 from oval_adapters.cli.prefetch import prefetch_command
 from oval_adapters.cli.progress import progress_bar
 from oval_adapters.cli.recall import recall_command
 from oval_adapters.cli.router_cost import router_command
+from oval_adapters.cli.self_draft import self_draft_command
 from oval_adapters.cli.tier_options import TierOptions, check_for_model, with_tier_options
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ _DEFAULTS = DecodeSettings()
 def register(app: typer.Typer) -> None:
     """Adds the group `bench`."""
     group = typer.Typer(no_args_is_help=True, help="Measure OVAL against Hugging Face.")
+    group.command("fusion")(fusion_command)
+    group.command("self-draft")(self_draft_command)
     group.command("decode")(with_tier_options(decode_command))
     group.command("parity")(with_tier_options(parity_command))
     group.command("prefetch")(prefetch_command)

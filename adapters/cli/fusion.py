@@ -182,7 +182,7 @@ def _show(console: Console, report: FusionReport) -> None:
             )
         console.print(table)
     console.print(
-        "ms and MB of a step; waits: stall and promote; promote: pages that come back into the pool, at the link's speed; "
+        "ms and MB of a step; waits: stall and promote; promote: pages that come back into the pool before it; "
         "predict: scoring pages on both sides, and bringing them back; "
         "pool: pages to be read that were there before; hits: page reads of layers that waited for nothing; none: what the "
         "tiers do by themselves; demand: nothing ahead; tokens: compared with everything in fast memory",

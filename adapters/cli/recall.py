@@ -81,7 +81,7 @@ def recall_command(
     seed: Seed = _DEFAULTS.seed,
     routers: Routers = ",".join(_DEFAULTS.routers),
     loop: Loop = _DEFAULTS.loops[0],
-    replay: Replay = _DEFAULTS.replay,
+    replay: Replay = _DEFAULTS.replays,
     decode: Decode = _DEFAULTS.decode,
     decode_lead: DecodeLead = ",".join(map(str, _DEFAULTS.decode_leads)),
     passkey_context: PasskeyContext = ",".join(map(str, _DEFAULTS.passkey_contexts)),
@@ -110,7 +110,7 @@ def recall_command(
         leads=parse_numbers("lead", lead),
         routers=tuple(dict.fromkeys(routers.split(","))),
         loops=("closed", "open") if loop == "both" else (loop,),
-        replay=replay,
+        replays=replay,
         decode=decode,
         decode_leads=parse_numbers("decode-lead", decode_lead),
         passkey_contexts=parse_numbers("passkey-context", passkey_context),
@@ -182,7 +182,7 @@ def _measure(
     from oval_adapters.bench import closed_loop, closed_loop_passkeys, recall
 
     phases: list[tuple[bool, Callable[..., Iterable[Any]], Callable[..., int]]] = [
-        (settings.replay, recall.measure_recall, recall.num_ticks),
+        (settings.replays, recall.measure_recall, recall.num_ticks),
         (settings.decode, closed_loop.measure_closed_loop, closed_loop.num_loop_ticks),
         (settings.decode, closed_loop_passkeys.measure_passkeys, closed_loop_passkeys.num_passkey_ticks),
     ]  # fmt: skip

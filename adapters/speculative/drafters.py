@@ -130,7 +130,8 @@ def _of_heads(model: PreTrainedModel, config: SpeculationConfig) -> HeadsDrafter
             "with heads, or another drafter, such as 'ngram'. Train some with `oval train medusa`, or choose one."
         )
     heads, report = load_heads(folder, base_facts(model))
-    _log.info("speculation.heads: %s", report)
+    for line in report.lines():
+        _log.info("speculation.heads: %s", line)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     heads = heads.to(head.weight.device)
     heads.bind(embedding.weight, head.weight, getattr(head, "bias", None))

@@ -13,7 +13,7 @@ from oval_core.errors import ConfigError, did_you_mean
 from oval_core.pages import Page
 from oval_core.routing.foresight import foreseen_scores
 from oval_core.routing.routed import RoutedPolicy
-from oval_core.speculation_config import FUSION_NAMES
+from oval_core.speculation_config import FUSION_ORDERS
 from oval_core.tiers.prepare import prepare
 from oval_core.values import PageSelection
 from oval_spec.fusion import FusedPages, PagePrediction, fuse
@@ -73,9 +73,9 @@ class PageFusion:
         Raises:
             ConfigError: no such order, or a cache without tiers or without a policy that watches.
         """
-        if order not in FUSION_NAMES:
+        if order not in FUSION_ORDERS:
             raise ConfigError(
-                f"speculation.fusion: got {order!r}; {did_you_mean(order, FUSION_NAMES)}"
+                f"speculation.fusion: got {order!r}; {did_you_mean(order, FUSION_ORDERS)}"
             )
         tiers, policy = cache.paged.tiers, cache.paged.policy
         if tiers is None or not isinstance(policy, RoutedPolicy):

@@ -111,7 +111,7 @@ class Speculative:
                 prompt,
                 fusion,
             )
-            with model._optimize_model_for_decode():
+            with model._optimize_model_for_decode(), contextlib.closing(run):
                 run.finish()
         if not generation_config.return_dict_in_generate:
             return rows.sequences()
@@ -174,17 +174,20 @@ class Speculative:
         bind = getattr(drafter, "bind", None)
         if bind is not None:
             bind(cache)
-        if self._attachment.config.tiers is None or config.fusion == "none":
+        own, order = self._attachment.config, config.fusion
+        if order == "auto":
+            order = "none" if own.policy == "full" else "intersection"
+        if own.tiers is None or order == "none":
             return None
         if not cache.is_initialized:
             watch(cache, self._attachment)
         if not isinstance(cache.paged.policy, RoutedPolicy):
             _log.warning(
                 "speculation.fusion: %r is not used: the cache holds a text that nobody watched",
-                config.fusion,
+                order,
             )
             return None
-        fusion = PageFusion(cache, config.fusion)
+        fusion = PageFusion(cache, order)
         self._facts["fusion"] = fusion.counters
         return fusion
 

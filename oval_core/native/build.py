@@ -25,13 +25,12 @@ _FLAGS = (
     "-fopenmp",
     "-shared",
     "-fPIC",
-    # Sums may be reordered, so that they run in vectors. Never -ffast-math: linking with it turns off subnormal
-    # numbers for the whole process.
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-fno-signed-zeros",
-    "-fassociative-math",
 )
+# Sums may be reordered, so that they run in vectors. Never -ffast-math: linking with it turns off subnormal numbers for
+# the whole process.
+_REORDER_FLAGS = ("-fno-signed-zeros", "-fassociative-math")
 _GCC_FLAGS = (  # several sums side by side: 1.5 times as fast here; other compilers do it unasked
     "-funroll-loops",
     "-fvariable-expansion-in-unroller",
@@ -40,17 +39,18 @@ _GCC_FLAGS = (  # several sums side by side: 1.5 times as fast here; other compi
 )
 _TIMEOUT_S = 120
 
-_ABI = 3
+_ABI = 4
 """Raised here and in the sources with every change of a C function's arguments: a process that was started before an
 upgrade must not call code of after it."""
 
 
-def build_library(name: str, defines: Mapping[str, int]) -> Path:
+def build_library(name: str, defines: Mapping[str, int], exact: bool = False) -> Path:
     """Returns the compiled library.
 
     Args:
         name: of the source beside this file, without `.c`.
         defines: macros to set.
+        exact: sums keep the order that the source gives them.
     Raises:
         BackendUnavailableError: no compiler, a compiler that fails, or a cache folder that is not safe to load from.
     """
@@ -58,7 +58,8 @@ def build_library(name: str, defines: Mapping[str, int]) -> Path:
     source = (resources.files("oval_core.native") / f"{name}.c").read_text(encoding="utf-8")
     settings = [f"-D{macro}={value}" for macro, value in {**defines, "ABI": _ABI}.items()]
     version = _run([compiler, "--version"]).stdout
-    flags = (*_FLAGS, *(_GCC_FLAGS if "Free Software Foundation" in version else ()), *settings)
+    by_gcc = _GCC_FLAGS if "Free Software Foundation" in version else ()
+    flags = (*_FLAGS, *(() if exact else (*_REORDER_FLAGS, *by_gcc)), *settings)
     parts = (source, version, *flags, platform.machine(), _processor())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     folder = _safe_folder()

@@ -2,7 +2,7 @@
  *
  * Checksums are XXH64 (https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md), seed 0.
  */
-#if ABI != 2 /* see build.py */
+#if ABI != 4 /* see build.py */
 #error "these kernels belong to another version of OVAL"
 #endif
 #define _GNU_SOURCE

@@ -3,7 +3,7 @@
  * bf16 in, float32 inside, bf16 out. Shapes: B rows, K KV heads, G query heads a KV head (GROUP), D head dim
  * (HEAD_DIM), L keys. Keys and values are read once, where they lie in the pool.
  */
-#if ABI != 3 /* see build.py */
+#if ABI != 4 /* see build.py */
 #error "these kernels belong to another version of OVAL"
 #endif
 #include <math.h>

@@ -13,6 +13,7 @@ import torch
 from oval_core.attention.partial import Part, merge, num_parts
 from oval_core.errors import BackendUnavailableError
 from oval_core.native.build import build_library
+from oval_core.native.linear import load_linear
 
 _MIN_PART = 256
 """Keys of a part below which sharing out costs more than an idle core."""
@@ -24,7 +25,14 @@ _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 
 
 class Kernels:
-    """The kernels for one head shape. bf16 on a CPU only."""
+    """The kernels for one head shape. bf16 on a CPU only.
+
+    Attributes:
+        head_dim: D.
+        group: G.
+        linear_path: how `linear` computes; see `LinearKernel.path`.
+        linear_rows: numbers of rows for which `linear` is the fastest way.
+    """
 
     def __init__(self, head_dim: int, group: int) -> None:
         self.head_dim = head_dim
@@ -53,6 +61,8 @@ class Kernels:
         self._sketch.argtypes = [*[_POINTER] * 3, *[_COUNT] * 5, ctypes.c_float, ctypes.c_int]
         self._sketch.restype = None
         self._gemv.argtypes = [*[_POINTER] * 4, _COUNT, _COUNT, ctypes.c_int]
+        self._linear = load_linear()
+        self.linear_path, self.linear_rows = self._linear.path, self._linear.rows
         self._check()
 
     def decode(
@@ -196,6 +206,12 @@ class Kernels:
         ):  # fmt: skip
             raise MemoryError("no memory for a linear layer's input")
         return out
+
+    def linear(
+        self, weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Returns weight [O, I] @ each row of x [..., I] (+ bias [O]) as [..., O]; see `LinearKernel`."""
+        return self._linear(weight, x, bias)
 
     def _check(self) -> None:
         # A compiler that miscompiles, or a library of another machine, must not cost anyone a wrong token.

@@ -40,6 +40,17 @@ int oval_linear_path(void) {
 #endif
 }
 
+/* The most rows for which a path was measured to be faster than torch; 0: not measured on such a processor. */
+int oval_linear_limit(int path) {
+    if (path == AMX) return 64;
+    if (path == AVX512) return 16;
+#ifdef __AVX2__
+    return 32;
+#else
+    return 0;
+#endif
+}
+
 /* ---- plain C: LANES sums side by side, two rows of weight against four rows of x ---- */
 
 #ifdef __AVX512F__
@@ -70,19 +81,35 @@ static inline bf16 narrow(float value) { /* round to nearest, ties to even, as t
 static inline floats widen_lanes(const bf16 *at) {
     halves narrow_lanes;
     memcpy(&narrow_lanes, at, sizeof narrow_lanes);
-    words bits = __builtin_convertvector(narrow_lanes, words) << 16;
+    words bits;
     floats value;
+#if defined(__clang__) || __GNUC__ >= 9
+    bits = __builtin_convertvector(narrow_lanes, words) << 16;
+#else
+    for (int lane = 0; lane < LANES; lane++) bits[lane] = (uint32_t)narrow_lanes[lane] << 16;
+#endif
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
+/* UNROLL: only then do compilers keep the sums in registers. */
+#define UNROLL _Pragma("GCC unroll 16")
+
 static inline void add_lanes(const bf16 *const weight[PAIR], const float *x, int64_t padded, floats acc[PAIR][FOUR]) {
     floats other[FOUR];
-    for (int m = 0; m < FOUR; m++) memcpy(&other[m], x + m * padded, sizeof other[m]);
-    for (int r = 0; r < PAIR; r++) {
+    UNROLL for (int m = 0; m < FOUR; m++) memcpy(&other[m], x + m * padded, sizeof other[m]);
+    UNROLL for (int r = 0; r < PAIR; r++) {
         floats lanes = widen_lanes(weight[r]);
-        for (int m = 0; m < FOUR; m++) acc[r][m] += lanes * other[m];
+        UNROLL for (int m = 0; m < FOUR; m++) acc[r][m] += lanes * other[m];
     }
+}
+
+static inline float sum_lanes(floats acc) {
+    float lanes[LANES];
+    memcpy(lanes, &acc, sizeof lanes);
+    UNROLL for (int half = LANES / 2; half; half /= 2)
+        UNROLL for (int lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
+    return lanes[0];
 }
 
 /* Rows of weight against the four rows of `x`, which are `padded` floats each, zeros at the end. */
@@ -97,14 +124,12 @@ static void dot_plain(const bf16 *const weight[PAIR], const float *x, int64_t co
     if (whole < columns) {
         bf16 tails[PAIR][LANES] = {{0}};
         const bf16 *at[PAIR] = {tails[0], tails[1]};
-        for (int r = 0; r < PAIR; r++) memcpy(tails[r], weight[r] + whole, (columns - whole) * sizeof(bf16));
+        UNROLL for (int r = 0; r < PAIR; r++)
+            memcpy(tails[r], weight[r] + whole, (columns - whole) * sizeof(bf16));
         add_lanes(at, x + whole, padded, acc);
     }
-    for (int r = 0; r < PAIR; r++)
-        for (int m = 0; m < FOUR; m++) {
-            sums[r][m] = 0.0f;
-            for (int lane = 0; lane < LANES; lane++) sums[r][m] += acc[r][m][lane];
-        }
+    UNROLL for (int r = 0; r < PAIR; r++)
+        UNROLL for (int m = 0; m < FOUR; m++) sums[r][m] = sum_lanes(acc[r][m]);
 }
 
 static int linear_plain(const bf16 *weight, const bf16 *x, const bf16 *bias, bf16 *out, int64_t rows, int64_t outputs,
@@ -154,11 +179,9 @@ static void dot_avx512(const bf16 *const weight[FOUR], const bf16 *x, int64_t co
         __m512bh other[FOUR];
         for (int m = 0; m < FOUR; m++) other[m] = (__m512bh)_mm512_loadu_si512(x + m * padded + i);
         for (int line = 0; line < FOUR; line++, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T0);
-#pragma GCC unroll 4
-        for (int r = 0; r < FOUR; r++) {
+        UNROLL for (int r = 0; r < FOUR; r++) {
             __m512bh lanes = (__m512bh)_mm512_maskz_loadu_epi16(mask, weight[r] + i);
-#pragma GCC unroll 4
-            for (int m = 0; m < FOUR; m++) acc[r][m] = _mm512_dpbf16_ps(acc[r][m], lanes, other[m]);
+            UNROLL for (int m = 0; m < FOUR; m++) acc[r][m] = _mm512_dpbf16_ps(acc[r][m], lanes, other[m]);
         }
     }
     for (int r = 0; r < FOUR; r++)
@@ -205,26 +228,22 @@ typedef struct {
 
 static inline void transpose(__m512i r[SIDE]) { /* 16 x 16 of 32 bits */
     __m512i t[SIDE];
-#pragma GCC unroll 16
-    for (int i = 0; i < SIDE; i += 2) {
+    UNROLL for (int i = 0; i < SIDE; i += 2) {
         t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
         t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < SIDE; i += 4)
+    UNROLL for (int i = 0; i < SIDE; i += 4)
         for (int j = 0; j < 2; j++) {
             r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
             r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
         }
-#pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) { /* r[4 * a + i]: row quarter a, columns i, 4 + i, 8 + i, 12 + i */
+    UNROLL for (int i = 0; i < 4; i++) { /* r[4 * a + i]: row quarter a, columns i, 4 + i, 8 + i, 12 + i */
         t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
         t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
         t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
         t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < 4; i++) {
+    UNROLL for (int i = 0; i < 4; i++) {
         r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
         r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
         r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
@@ -289,7 +308,7 @@ static void linear_tiles(const bf16 *weight, const bf16 *packed, const bf16 *bia
                 _tile_loadd(5, edge[1], 64);
             }
             if (g == 0) /* the 32 rows after these, in the order of memory, which is not that of the tiles */
-                for (int line = 0; line < 2 * SIDE; line++, ahead += 64) _mm_prefetch(ahead, PREFETCH_HINT);
+                for (int line = 0; line < 2 * SIDE; line++, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
             _tile_loadd(6, left, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 5, 6);

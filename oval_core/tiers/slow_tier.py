@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Generator, Sequence, Set
 
 import numpy as np
@@ -54,6 +55,9 @@ class SlowTier:
         self._buffers: list[Buffer] = []
         self._packing = np.empty(0, np.uint8)
         self._is_closed = False
+        self._link: LinkModel | None = None
+        if config.is_modelled_link:
+            self._link = LinkModel(config.link_gbps, config.link_latency_us)
 
     @property
     def bytes_buffered(self) -> int:
@@ -137,8 +141,12 @@ class SlowTier:
     def read_page(self, page: Page) -> list[LayerStore]:
         """Returns K and V of a page in every tiered layer, on the CPU."""
         layout, store = self._opened()
+        begin = time.perf_counter()
         record = torch.from_numpy(store.read_record(page.page_id))
+        if self._link is not None:
+            self._link.finish(self._link.start(record.numel()))
         self._counters.bytes_loaded += record.numel()
+        self._counters.promotion_s += time.perf_counter() - begin
         if self._stream is not None:
             self._stream.forget({page.page_id})
         chunks = [record[layout.chunk(i, len(page))] for i in range(layout.num_layers)]
@@ -250,10 +258,7 @@ class SlowTier:
         widest = max(shape.token_bytes for shape in layout.shapes)
         num_bytes = self._memory.buffer_tokens * widest
         self._buffers = [Buffer(num_bytes, device) for _ in range(self._memory.num_buffers)]
-        link = None
-        if self._config.is_modelled_link:
-            link = LinkModel(self._config.link_gbps, self._config.link_latency_us)
-        mover = create_mover(store, link, device, num_bytes)
+        mover = create_mover(store, self._link, device, num_bytes)
         self._prefetcher = Prefetcher(mover, len(self._buffers) + 1)
         token_bytes = [shape.token_bytes for shape in layout.shapes]
         return PageStream(

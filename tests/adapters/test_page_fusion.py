@@ -18,7 +18,7 @@ from oval_adapters.speculative.self_draft import watched_cache
 from oval_core.config import OvalConfig, RoutingConfig
 from oval_core.errors import ConfigError
 from oval_core.routing.foresight import foreseen_scores
-from oval_core.speculation_config import FUSION_NAMES
+from oval_core.speculation_config import FUSION_ORDERS
 from oval_core.tiers.prepare import prepare
 from oval_spec.drafter import Draft, DraftRequest
 from oval_spec.token_tree import TokenTree
@@ -107,7 +107,7 @@ def decode(
 
 @pytest.mark.parametrize(
     ("policy", "orders"),
-    [("full", FUSION_NAMES), ("routed", ("draft", "union")), ("guarded", ("intersection",))],
+    [("full", FUSION_ORDERS), ("routed", ("draft", "union")), ("guarded", ("intersection",))],
 )
 def test_no_order_changes_a_token(policy: str, orders: Sequence[str]) -> None:
     resident, _ = decode(policy, None, None, None)
@@ -190,7 +190,7 @@ def test_bad_orders_and_caches_are_refused() -> None:
         PageFusion(cache, "union")
 
 
-@pytest.mark.parametrize("order", FUSION_NAMES)
+@pytest.mark.parametrize("order", FUSION_ORDERS)
 def test_commit_tells_the_tiers_what_the_target_expects_only_where_it_counts(order: str) -> None:
     ids = tiny_models.prompt(PROMPT)
     with opened("routed", TIERS) as (oval, cache):
