@@ -1,4 +1,5 @@
-"""Ways to compute one decode step on a CPU, side by side: attention over 30 layers, linear layers of SmolLM2-135M.
+"""Ways to compute one decode step on a CPU, side by side: attention over 30 layers, linear layers of SmolLM2-135M, for
+one token and for a few.
 
 Prints milliseconds (fastest and median of 25 turns, all forms in turn) as JSON on the last line. bf16, 9 heads over 3 KV
 heads of 64; every layer has its own memory, so that caches do not flatter.
@@ -19,14 +20,16 @@ from oval_core.attention.partial import cpu_flash, mix
 from oval_core.native import load_kernels
 
 LAYERS, KV_HEADS, GROUP, DIM, TURNS = 30, 3, 3, 64, 25
+ROWS = (1, 4, 16, 32)
 LINEARS = ((576, 576, 60), (192, 576, 60), (1536, 576, 60), (576, 1536, 30), (49152, 576, 1))
 
 
 def main() -> None:
     """Measures all forms."""
     rows = [row for length in (1024, 4096, 8192) for row in attention(length)]
+    rows += [row for count in ROWS for row in linears(count)]
     result = {
-        "rows": rows + linears(),
+        "rows": rows,
         "versions": versions(),
         "machine": machine(torch.device("cpu")),
     }
@@ -66,17 +69,22 @@ def attention(length: int) -> list[dict[str, object]]:
     return [{"what": f"attention, {length} keys"} | row for row in measure(turns)]
 
 
-def linears() -> list[dict[str, object]]:
-    """Measures forms of all linear layers for one token."""
+def linears(rows: int) -> list[dict[str, object]]:
+    """Measures forms of all linear layers for `rows` tokens."""
     weights = [torch.randn(o, i).bfloat16() for o, i, count in LINEARS for _ in range(count)]
-    x = {i: torch.randn(1, 1, i).bfloat16() for _, i, _ in LINEARS}
+    x = {i: torch.randn(1, rows, i).bfloat16() for _, i, _ in LINEARS}
     kernels = load_kernels(DIM, 1)
-    turns = {
+    turns: dict[str, Callable[[], object]] = {
         "F.linear": lambda: [F.linear(x[w.shape[1]], w) for w in weights],
-        "torch.mv": lambda: [torch.mv(w, x[w.shape[1]].view(-1)) for w in weights],
-        "C kernel": lambda: [kernels.gemv(w, x[w.shape[1]], None) for w in weights],
+        f"C kernel for few rows ({kernels.linear_path})": lambda: [
+            kernels.linear(w, x[w.shape[1]], None) for w in weights
+        ],
     }
-    return [{"what": "linear layers, one token"} | row for row in measure(turns)]
+    if rows == 1:
+        turns["torch.mv"] = lambda: [torch.mv(w, x[w.shape[1]].view(-1)) for w in weights]
+        turns["C kernel"] = lambda: [kernels.gemv(w, x[w.shape[1]], None) for w in weights]
+    what = "linear layers, one token" if rows == 1 else f"linear layers, {rows} tokens"
+    return [{"what": what} | row for row in measure(turns)]
 
 
 def measure(turns: dict[str, Callable[[], object]]) -> list[dict[str, object]]:

@@ -42,7 +42,7 @@ def main() -> None:
 
 def keep_record(name: str, argv: list[str]) -> None:
     """Runs a command and keeps its JSON, the command and the commit."""
-    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         check=True,

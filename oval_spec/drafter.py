@@ -38,12 +38,14 @@ class Draft:
 
     Attributes:
         tree: the tokens.
-        states: [S, C] hidden states that the drafter expects at tokens to come, in the target's space or its own, for
-            what predicts pages; None where it has none.
+        states: [S, C] hidden states that the drafter expects at tokens to come, for what predicts pages; None where it
+            has none.
+        in_target_space: whether the target's router can read these states; a draft model's are its own.
     """
 
     tree: TokenTree
     states: torch.Tensor | None = None
+    in_target_space: bool = True
 
 
 class Drafter(Protocol):

@@ -45,7 +45,11 @@ class HybridDrafter:
             for request, tree in zip(requests, found, strict=True)
         ]
         return [
-            Draft(merge_trees(tree, draft.tree, request.max_nodes), draft.states)
+            Draft(
+                merge_trees(tree, draft.tree, request.max_nodes),
+                draft.states,
+                draft.in_target_space,
+            )
             for request, tree, draft in zip(requests, found, self._heads.draft(asked), strict=True)
         ]
 

@@ -79,7 +79,7 @@ class DraftModelDrafter:
             own += chain[:-1]  # the last one was never fed
         assert seconds is not None, "at least one step"
         return [
-            Draft(_tree(request, chain[:depth], second), found[row, :depth])
+            Draft(_tree(request, chain[:depth], second), found[row, :depth], in_target_space=False)
             for row, (request, chain, depth, second) in enumerate(
                 zip(requests, chains, depths, seconds, strict=True)
             )

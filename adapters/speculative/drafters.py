@@ -36,10 +36,17 @@ MOST_NODES = 64
 
 @dataclass(frozen=True, slots=True)
 class MadeDrafter:
-    """A drafter, and the tokens that its steps bring with 1, 2, ... nodes, root included; None where nobody measured."""
+    """A drafter and what is known of it.
+
+    Attributes:
+        drafter: proposes tokens.
+        tau: tokens that its steps bring with 1, 2, ... nodes, root included; None where nobody measured.
+        report: what was found in the folder of its heads, by line.
+    """
 
     drafter: Drafter
     tau: Sequence[float] | None = None
+    report: tuple[str, ...] = ()
 
 
 def create_drafter(
@@ -95,13 +102,13 @@ def _ngram(attachment: Attachment, config: SpeculationConfig) -> MadeDrafter:
 
 
 def _medusa(attachment: Attachment, config: SpeculationConfig) -> MadeDrafter:
-    drafter = _of_heads(attachment.model, config)
-    return MadeDrafter(drafter, _tau(drafter.heads))
+    drafter, report = _of_heads(attachment.model, config)
+    return MadeDrafter(drafter, _tau(drafter.heads), report)
 
 
 def _hybrid(attachment: Attachment, config: SpeculationConfig) -> MadeDrafter:
-    heads = _of_heads(attachment.model, config)
-    return MadeDrafter(HybridDrafter(_lookup(config), heads), _tau(heads.heads))
+    drafter, report = _of_heads(attachment.model, config)
+    return MadeDrafter(HybridDrafter(_lookup(config), drafter), _tau(drafter.heads), report)
 
 
 def _self(attachment: Attachment, config: SpeculationConfig) -> MadeDrafter:
@@ -119,7 +126,9 @@ def _lookup(config: SpeculationConfig) -> NgramDrafter:
     return NgramDrafter(ngram_max=config.ngram_max, ngram_min=config.ngram_min, depth=config.depth)
 
 
-def _of_heads(model: PreTrainedModel, config: SpeculationConfig) -> HeadsDrafter:
+def _of_heads(
+    model: PreTrainedModel, config: SpeculationConfig
+) -> tuple[HeadsDrafter, tuple[str, ...]]:
     from oval_spec.choices import tree_named
     from oval_spec.heads.drafter import HeadsDrafter
 
@@ -130,12 +139,11 @@ def _of_heads(model: PreTrainedModel, config: SpeculationConfig) -> HeadsDrafter
             "with heads, or another drafter, such as 'ngram'. Train some with `oval train medusa`, or choose one."
         )
     heads, report = load_heads(folder, base_facts(model))
-    for line in report.lines():
-        _log.info("speculation.heads: %s", line)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     heads = heads.to(head.weight.device)
     heads.bind(embedding.weight, head.weight, getattr(head, "bias", None))
-    return HeadsDrafter(heads, None if config.tree == "auto" else tree_named(config.tree))
+    shape = None if config.tree == "auto" else tree_named(config.tree)
+    return HeadsDrafter(heads, shape), tuple(report.lines())
 
 
 def _heads_folder(model: PreTrainedModel, config: SpeculationConfig) -> Path | None:

@@ -29,6 +29,8 @@ _TRIED = (16, 8, 32, 4, 16, 8, 32, 4)
 _TREE_TAU = ((1, 1.0), (3, 1.78), (7, 2.02), (15, 2.24), (31, 2.43), (64, 2.55))
 """Tokens a step by nodes that heads of this project bring, where theirs were not measured: (nodes, tokens)."""
 _CHAIN_RATE = 0.7
+_DOUBTED = 300
+"""Drafted tokens without one accepted, after which heads or draft model are doubted."""
 _WINDOW = 32
 """Steps over which drafting times are remembered."""
 
@@ -52,6 +54,7 @@ class Costs:
         drafting: seconds that drafting took.
         tried: sizes that were tried.
         said: what the switch said last; None if it never switched.
+        doubted: whether the user was told that nothing is accepted.
     """
 
     switch: SpeculationSwitch
@@ -59,6 +62,7 @@ class Costs:
     drafting: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     tried: int = 0
     said: str | None = None
+    doubted: bool = False
 
 
 class Step:
@@ -114,10 +118,23 @@ class Pace:
             self._counters.record(
                 drafted=row.nodes - 1, accepted=row.accepted - 1, emitted=row.emitted
             )
+        self._doubt()
         said = costs.switch.end_step(sum(row.emitted for row in taken), len(taken))
         if said is not None:
             costs.said = said
             _log.warning("%s", said)
+
+    def _doubt(self) -> None:
+        counters = self._counters
+        if counters.accepted or counters.drafted < _DOUBTED or self._costs.doubted:
+            return
+        self._costs.doubted = True
+        _log.warning(
+            "speculation: none of %d drafted tokens (%s) was accepted. Drafts are made for another model, or for other "
+            "text; the output is right all the same. Check heads or draft model, or choose drafter 'ngram' or 'none'.",
+            counters.drafted,
+            self._drafter.name,
+        )
 
     def _num_nodes(self) -> int:
         if self._config.max_nodes is not None:

@@ -108,7 +108,8 @@ class PageFusion:
         for row, draft in enumerate(drafts):
             if draft is None:
                 continue
-            fused = self._fused(row, draft.states, foreseen)
+            states = draft.states if draft.in_target_space else None
+            fused = self._fused(row, states, foreseen)
             by_id = {page.page_id: page for page in sequences[row].pages}
             wanted += [by_id[page_id] for page_id in fused.page_ids]
             scores |= fused.scores

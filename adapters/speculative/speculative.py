@@ -95,7 +95,11 @@ class Speculative:
         verifier = create_verifier(config, bool(generation_config.do_sample))
         rows = _rows(input_ids, model_kwargs, stopping_criteria, generation_config, streamer)
         with self._drafting(cache, config, oval_drafter, target_tokenizer) as made:
-            self._facts = {"drafter": made.drafter.name, "lossless": verifier.is_lossless}
+            self._facts = {
+                "drafter": made.drafter.name,
+                "lossless": verifier.is_lossless,
+                "heads": made.report,
+            }
             fusion = self._fusion(cache, made.drafter, config)
             prompt = read_prompt(model, cache, input_ids, generation_config, model_kwargs)
             do_sample = bool(generation_config.do_sample)
@@ -122,7 +126,7 @@ class Speculative:
     def stats(self) -> dict[str, Any]:
         """Returns what all calls did so far, in plain values, under `speculation`; nothing before the first call.
 
-        The counts are those of `AcceptanceCounters.to_dict`; `drafter`, `lossless` and whether speculation `is_off` are of
+        The counts are those of `AcceptanceCounters.to_dict`; `drafter`, `lossless`, `heads` (what was found in their folder) and whether speculation `is_off` are of
         the last call, and `switched` is what was said when it was turned off or on again.
         """
         if not self._facts:

@@ -115,7 +115,7 @@ def _medusa(reader: str, heads: DraftHeads, facts: BaseFacts) -> MedusaHeads:
     if not isinstance(heads, MedusaHeads):
         raise ConfigError(
             f"writing heads for {reader}: got {heads.kind} heads. Allowed: medusa heads, the kind that {reader} serves. "
-            "Train these (`oval train medusa --kind medusa`)."
+            "Train these (`oval train medusa --kind independent`)."
         )
     check_saved(heads, facts)
     return heads
