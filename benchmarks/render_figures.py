@@ -3,6 +3,7 @@
 Records are the last stdout line of a command, kept with the command itself:
 
     python benchmarks/render_figures.py record decode oval bench decode --model smol --json
+    python benchmarks/render_figures.py record heads --output FILE oval train medusa ...    # a long run that is over
     python benchmarks/render_figures.py render
 """
 
@@ -19,10 +20,16 @@ from typing import Any
 
 from claims import render_claims
 from routing_figures import FROM, ROUTING
+from speculation_figures import SPECULATION
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "claims.md", ROOT / "docs" / "decisions.md")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "claims.md",
+    ROOT / "docs" / "decisions.md",
+    ROOT / "docs" / "speculation.md",
+)
 
 
 def main() -> None:
@@ -31,18 +38,22 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     record = commands.add_parser("record", help="run a command and keep its result")
     record.add_argument("name", choices=sorted(RENDERERS))
+    record.add_argument("--output", type=Path, help="what the command printed; it is not run again")
     record.add_argument("argv", nargs=argparse.REMAINDER)
     commands.add_parser("render", help="write the tables into the pages")
     arguments = parser.parse_args()
     if arguments.command == "record":
-        keep_record(arguments.name, arguments.argv)
+        keep_record(arguments.name, arguments.argv, arguments.output)
     for page in PAGES:
         render(page)
 
 
-def keep_record(name: str, argv: list[str]) -> None:
+def keep_record(name: str, argv: list[str], output: Path | None = None) -> None:
     """Runs a command and keeps its JSON, the command and the commit."""
-    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
+    if output is None:
+        printed = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
+    else:
+        printed = output.read_text(encoding="utf-8")
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         check=True,
@@ -50,7 +61,7 @@ def keep_record(name: str, argv: list[str]) -> None:
         text=True,
         cwd=ROOT,
     )
-    result = json.loads(done.stdout.strip().splitlines()[-1])
+    result = json.loads(printed.strip().splitlines()[-1])
     command = shlex.join(argv).replace(f"{ROOT}/", "")  # no place of this machine
     record = {"command": command, "commit": commit.stdout.strip(), "result": result}
     RECORDS.mkdir(parents=True, exist_ok=True)
@@ -157,6 +168,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "prefetch_disk": render_prefetch,
     "tier_memory": render_tier_memory,
     **ROUTING,
+    **SPECULATION,
 }
 
 

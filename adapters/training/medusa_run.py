@@ -55,6 +55,10 @@ class MedusaReport:
         curve: one entry a validation, see `Measured`.
         tau_by_kind: tokens a step with trees of `TREE_NODES` nodes that grow by probability, by sort of prompt.
         layouts: other layouts that were written, each with its folder.
+        model: as the user named it.
+        dtype: of the model.
+        versions: of torch and transformers.
+        machine: what ran it.
     """
 
     out: str
@@ -72,6 +76,10 @@ class MedusaReport:
     curve: tuple[dict[str, Any], ...]
     tau_by_kind: dict[str, float]
     layouts: dict[str, str]
+    model: str
+    dtype: str
+    versions: dict[str, str]
+    machine: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, ready for JSON."""
@@ -195,6 +203,10 @@ def _save(
         curve=tuple(trained.curve),
         tau_by_kind=tau,
         layouts=_write_layouts(settings, heads, facts),
+        model=settings.model,
+        dtype=str(model.dtype).removeprefix("torch."),
+        versions=training["versions"],
+        machine=training["machine"],
     )
 
 
