@@ -114,7 +114,10 @@ def _few_tokens(
         weight = parameters["weight"]
         # The model may have been moved since attach: a kernel must never be handed another device's memory.
         fits = x.dtype is weight.dtype is torch.bfloat16 and x.is_cpu and weight.is_cpu
-        if not fits or not x.is_contiguous() or not weight.is_contiguous() or x.requires_grad:
+        if not fits or not x.is_contiguous() or not weight.is_contiguous():
+            return original(x)
+        # The LM head may be called again after a forward, in training.
+        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
             return original(x)
         return product(weight, x, parameters["bias"])
 

@@ -59,6 +59,7 @@ def create_report(disks: Sequence[str] = (), clean: bool = False) -> dict[str, A
     from oval_adapters.models import list_models
     from oval_core.attention import backend_report
     from oval_core.cache_folder import cache_dir
+    from oval_core.native import load_kernels, unavailable_reason
 
     folders, problems = look(disks, clean)
     memory = psutil.virtual_memory()
@@ -67,6 +68,7 @@ def create_report(disks: Sequence[str] = (), clean: bool = False) -> dict[str, A
         "backends": [
             {"name": name, "ok": ok, "reason": reason} for name, ok, reason in backend_report()
         ],
+        "linear_kernel": unavailable_reason() or load_kernels(64, 1).linear_path,
         "cpu": {
             "threads": torch.get_num_threads(),
             "cores": usable_cores(),
@@ -160,6 +162,7 @@ def _show(console: Any, report: dict[str, Any]) -> None:
     for backend in report["backends"]:
         state = "can run" if backend["ok"] else "cannot run"
         table.add_row(f"backend {backend['name']}", f"{state}: {backend['reason']}")
+    table.add_row("linear layers", f"bf16 kernel: {report['linear_kernel']}")
     cpu, memory = report["cpu"], report["memory_gb"]
     table.add_row("processor", f"{cpu['threads']} threads on {cpu['cores']} cores")
     table.add_row("memory", f"{memory['available']} GB available of {memory['total']} GB")

@@ -280,7 +280,7 @@ static void store_tile(const float *sums, const bf16 *bias, bf16 *out, int64_t r
     }
 }
 
-/* Rows [first, first + 32) of weight, of which those in [first, outputs) exist, against `groups` times 16 rows of x. */
+/* Rows [first, first + 32) of weight, of which those below `outputs` exist, against all rows of x, 32 at a time. */
 static void linear_tiles(const bf16 *weight, const bf16 *packed, const bf16 *bias, bf16 *out, int64_t rows,
                          int64_t outputs, int64_t columns, int64_t first) {
     int64_t steps = (columns + STEP - 1) / STEP, whole = columns / STEP, groups = (rows + SIDE - 1) / SIDE;
@@ -306,6 +306,7 @@ static void linear_tiles(const bf16 *weight, const bf16 *packed, const bf16 *bia
                 FENCE;
                 _tile_loadd(4, edge[0], 64);
                 _tile_loadd(5, edge[1], 64);
+                FENCE;
             }
             if (g == 0) /* the 32 rows after these, in the order of memory, which is not that of the tiles */
                 for (int line = 0; line < 2 * SIDE; line++, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
