@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -55,12 +56,12 @@ def build_library(name: str, defines: Mapping[str, int], exact: bool = False) ->
         BackendUnavailableError: no compiler, a compiler that fails, or a cache folder that is not safe to load from.
     """
     compiler = _find_compiler()
-    source = (resources.files("oval_core.native") / f"{name}.c").read_text(encoding="utf-8")
+    source, headers = _sources(name)
     settings = [f"-D{macro}={value}" for macro, value in {**defines, "ABI": _ABI}.items()]
     version = _run([compiler, "--version"]).stdout
     by_gcc = _GCC_FLAGS if "Free Software Foundation" in version else ()
     flags = (*_FLAGS, *(() if exact else (*_REORDER_FLAGS, *by_gcc)), *settings)
-    parts = (source, version, *flags, platform.machine(), _processor())
+    parts = (source, *headers.values(), version, *flags, platform.machine(), _processor())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     folder = _safe_folder()
     library = folder / "-".join([name, *map(str, defines.values()), f"{digest}.so"])
@@ -69,12 +70,22 @@ def build_library(name: str, defines: Mapping[str, int], exact: bool = False) ->
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         source_file, made = Path(scratch) / f"{name}.c", Path(scratch) / f"{name}.so"
         source_file.write_text(source, encoding="utf-8")
+        for header, text in headers.items():
+            (Path(scratch) / header).write_text(text, encoding="utf-8")
         done = _run([compiler, *flags, str(source_file), "-o", str(made), "-lm"])
         if done.returncode != 0:
             lines = done.stderr.strip().splitlines() or ["no message"]
             raise BackendUnavailableError(f"{compiler} failed: {lines[0]}")
         os.replace(made, library)  # noqa: PTH105 - atomic, and says so
     return library
+
+
+def _sources(name: str) -> tuple[str, dict[str, str]]:
+    """Returns a source and the headers beside it that it includes, by name."""
+    folder = resources.files("oval_core.native")
+    source = (folder / f"{name}.c").read_text(encoding="utf-8")
+    included = re.findall(r'^#include "(\w+\.h)"', source, re.MULTILINE)
+    return source, {header: (folder / header).read_text(encoding="utf-8") for header in included}
 
 
 def _find_compiler() -> str:

@@ -9,36 +9,10 @@
 #if ABI != 4 /* see build.py */
 #error "these kernels belong to another version of OVAL"
 #endif
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tiles.h"
 
-typedef uint16_t bf16;
-enum { PLAIN = 0, AVX512 = 1, AMX = 2 };
-
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-#include <immintrin.h>
-#define HAS_AVX512 1
-#if defined(__linux__) && defined(__AMX_TILE__) && defined(__AMX_BF16__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#define HAS_AMX 1
-#define ARCH_REQ_XCOMP_PERM 0x1023
-#define XFEATURE_XTILEDATA 18
-#endif
-#endif
-
-/* The best path that this process may take; the kernel is asked for AMX here, once. */
-int oval_linear_path(void) {
-#ifdef HAS_AMX
-    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0) return AMX;
-#endif
-#ifdef HAS_AVX512
-    return AVX512;
-#else
-    return PLAIN;
-#endif
-}
+/* The best path that this process may take. */
+int oval_linear_path(void) { return best_path(); }
 
 /* The most rows for which a path was measured to be faster than torch; 0: not measured on such a processor. */
 int oval_linear_limit(int path) {
@@ -64,20 +38,6 @@ typedef float floats __attribute__((vector_size(LANES * sizeof(float))));
 typedef uint32_t words __attribute__((vector_size(LANES * sizeof(uint32_t))));
 typedef bf16 halves __attribute__((vector_size(LANES * sizeof(bf16))));
 
-static inline float widen(bf16 x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline bf16 narrow(float value) { /* round to nearest, ties to even, as torch does */
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0; /* NaN */
-    return (bf16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 static inline floats widen_lanes(const bf16 *at) {
     halves narrow_lanes;
     memcpy(&narrow_lanes, at, sizeof narrow_lanes);
@@ -91,9 +51,6 @@ static inline floats widen_lanes(const bf16 *at) {
     memcpy(&value, &bits, sizeof value);
     return value;
 }
-
-/* UNROLL: only then do compilers keep the sums in registers. */
-#define UNROLL _Pragma("GCC unroll 16")
 
 static inline void add_lanes(const bf16 *const weight[PAIR], const float *x, int64_t padded, floats acc[PAIR][FOUR]) {
     floats other[FOUR];
@@ -160,14 +117,6 @@ static int linear_plain(const bf16 *weight, const bf16 *x, const bf16 *bias, bf1
 
 /* ---- AVX512-BF16: four rows of weight against four rows of x ---- */
 
-#define STEP 32 /* bf16 in a register, and columns of a tile */
-
-static inline __m512i load_step(const bf16 *row, int64_t at, int64_t columns) {
-    int64_t left = columns - at;
-    __mmask32 mask = left >= STEP ? 0xffffffffu : left <= 0 ? 0 : (1u << left) - 1;
-    return _mm512_maskz_loadu_epi16(mask, row + at);
-}
-
 static void dot_avx512(const bf16 *const weight[FOUR], const bf16 *x, int64_t columns, int64_t padded,
                        float sums[FOUR][FOUR]) {
     __m512 acc[FOUR][FOUR];
@@ -215,54 +164,6 @@ static int linear_avx512(const bf16 *weight, const bf16 *x, const bf16 *bias, bf
 #ifdef HAS_AMX
 
 /* ---- AMX: a tile of 16 rows of weight x 32 columns against a tile of 32 columns x 16 rows of x ---- */
-
-#define SIDE 16
-#define TILE (SIDE * STEP) /* bf16 in a tile */
-#define FENCE __asm__ volatile("" ::: "memory") /* the tile instructions do not tell the compiler what they read */
-
-typedef struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t num_rows[16];
-} tile_config;
-
-static inline void transpose(__m512i r[SIDE]) { /* 16 x 16 of 32 bits */
-    __m512i t[SIDE];
-    UNROLL for (int i = 0; i < SIDE; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    UNROLL for (int i = 0; i < SIDE; i += 4)
-        for (int j = 0; j < 2; j++) {
-            r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
-            r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
-        }
-    UNROLL for (int i = 0; i < 4; i++) { /* r[4 * a + i]: row quarter a, columns i, 4 + i, 8 + i, 12 + i */
-        t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-        t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
-        t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-        t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
-    }
-    UNROLL for (int i = 0; i < 4; i++) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-        r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
-        r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
-        r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
-    }
-}
-
-/* packed: [M / 16][I / 32] tiles of 16 pairs of columns x 16 rows of x, zeros where there is no row or column. */
-static void pack(const bf16 *x, bf16 *packed, int64_t rows, int64_t columns, int64_t steps) {
-    for (int64_t first = 0; first < rows; first += SIDE)
-        for (int64_t k = 0; k < steps; k++, packed += TILE) {
-            __m512i lines[SIDE];
-            for (int m = 0; m < SIDE; m++)
-                lines[m] = first + m < rows ? load_step(x + (first + m) * columns, k * STEP, columns)
-                                            : _mm512_setzero_si512();
-            transpose(lines);
-            for (int p = 0; p < SIDE; p++) _mm512_store_si512(packed + p * STEP, lines[p]);
-        }
-}
 
 /* sums [16 outputs][16 rows of x] to out [M, O]. */
 static void store_tile(const float *sums, const bf16 *bias, bf16 *out, int64_t rows, int64_t outputs, int64_t count) {
@@ -337,25 +238,15 @@ static int linear_amx(const bf16 *weight, const bf16 *x, const bf16 *bias, bf16 
     int64_t steps = (columns + STEP - 1) / STEP, groups = (rows + SIDE - 1) / SIDE;
     bf16 *packed = aligned_alloc(64, groups * steps * TILE * sizeof(bf16));
     if (!packed) return 1;
-    pack(x, packed, rows, columns, steps);
+    pack(x, packed, rows, columns, columns);
 #pragma omp parallel num_threads(threads)
     {
-        _Alignas(64) tile_config ours = {.palette = 1}, theirs;
-        for (int tile = 0; tile < 8; tile++) {
-            ours.row_bytes[tile] = 64;
-            ours.num_rows[tile] = SIDE;
-        }
-        FENCE;
-        _tile_storeconfig(&theirs); /* other libraries use tiles in these threads, and may keep their setting */
-        _tile_loadconfig(&ours);
+        _Alignas(64) tile_config theirs;
+        take_tiles(&theirs);
 #pragma omp for schedule(static)
         for (int64_t first = 0; first < outputs; first += 2 * SIDE)
             linear_tiles(weight, packed, bias, out, rows, outputs, columns, first);
-        FENCE;
-        if (theirs.palette)
-            _tile_loadconfig(&theirs);
-        else
-            _tile_release();
+        give_tiles_back(&theirs);
     }
     free(packed);
     return 0;

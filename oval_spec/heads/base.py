@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from oval_core.errors import ConfigError
+from oval_core.native.few_rows import few_rows_linear
 from oval_spec.heads.facts import BaseWeights
 from oval_spec.heads.vocabulary import DraftVocabulary
 
@@ -166,7 +167,7 @@ class DraftHeads(nn.Module, ABC):
         In the base's dtype, which is also the dtype that the states are rounded to: that is how they are served.
         """
         rows, bias = self.lm_head_rows()
-        return F.linear(states.to(rows.dtype), rows, bias)
+        return few_rows_linear(states.to(rows.dtype), rows, bias)
 
     def lm_head_rows(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the base's LM head over the draft vocabulary, [V', C], and its bias [V'] or None."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from oval_core.errors import ConfigError
 from oval_spec.heads.base import DraftHeads, check_whole
+from oval_spec.heads.linear import HeadLinear
 from oval_spec.heads.vocabulary import DraftVocabulary
 
 
@@ -18,7 +19,7 @@ class ResBlock(nn.Module):
 
     def __init__(self, hidden_size: int, has_bias: bool = True) -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden_size, hidden_size, bias=has_bias)
+        self.linear = HeadLinear(hidden_size, hidden_size, bias=has_bias)
         nn.init.zeros_(self.linear.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -70,7 +71,7 @@ class MedusaHeads(DraftHeads):
             for _ in range(num_heads)
         )
         self.lm_heads = nn.ModuleList(
-            nn.Linear(hidden_size, own_lm_heads, bias=False)
+            HeadLinear(hidden_size, own_lm_heads, bias=False)
             for _ in range(num_heads if own_lm_heads else 0)
         )
 

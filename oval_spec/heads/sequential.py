@@ -20,6 +20,7 @@ from torch import nn
 
 from oval_core.errors import ConfigError, did_you_mean
 from oval_spec.heads.base import DraftHeads, check_whole
+from oval_spec.heads.linear import HeadLinear
 from oval_spec.heads.vocabulary import DraftVocabulary
 
 FORMS = ("prefix", "recurrent")
@@ -45,8 +46,8 @@ class GatedLayer(nn.Module):
     def __init__(self, in_size: int, mlp_size: int, out_size: int, is_gated: bool) -> None:
         super().__init__()
         self.is_gated = is_gated
-        self.up = nn.Linear(in_size, mlp_size * (2 if is_gated else 1))
-        self.down = nn.Linear(mlp_size, out_size)
+        self.up = HeadLinear(in_size, mlp_size * (2 if is_gated else 1))
+        self.down = HeadLinear(mlp_size, out_size)
         nn.init.zeros_(self.down.weight)
         nn.init.zeros_(self.down.bias)
 
@@ -68,7 +69,7 @@ class ContextMix(nn.Module):
     def __init__(self, context: int, hidden_size: int, mlp_size: int, is_gated: bool) -> None:
         super().__init__()
         squeezed = max(1, hidden_size // 8)
-        self.squeeze = nn.Linear(hidden_size, squeezed, bias=False)
+        self.squeeze = HeadLinear(hidden_size, squeezed, bias=False)
         self.norm = PartNorm(1 + context, hidden_size)
         self.mlp = GatedLayer(hidden_size + context * squeezed, mlp_size, hidden_size, is_gated)
 

@@ -18,6 +18,7 @@ from oval_spec.heads.facts import BaseFacts
 from oval_spec.heads.vocabulary import DraftVocabulary
 from oval_spec.layouts.fit import check_fit
 from oval_spec.layouts.report import LayoutReport
+from oval_spec.layouts.weight_files import make_folder
 
 WEIGHTS_NAME = "oval_heads.safetensors"
 CONFIG_NAME = "oval_heads.json"
@@ -41,10 +42,11 @@ def save_heads(
         facts: the base that they were trained for.
         training: command, data, seed and figures: what JSON can hold.
         dtype: of the weights in the file; None for the heads' own.
+    Raises:
+        ConfigError: heads for another base, or a path that cannot be a folder.
     """
     check_saved(heads, facts)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(folder)
     state = {
         name: weight.detach().to("cpu", dtype or weight.dtype).contiguous()
         for name, weight in heads.state_dict().items()

@@ -21,6 +21,18 @@ _WHOLE_NAMES = ("model.safetensors", "pytorch_model.bin")
 _SUFFIXES = (".safetensors", ".pt", ".bin")
 
 
+def make_folder(folder: str | Path) -> Path:
+    """Returns a folder that is there afterwards; raises `ConfigError` where none can be."""
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"heads {path}: cannot be a folder ({error}). Allowed: a folder, or a new path. Name another one."
+        ) from error
+    return path
+
+
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
     """Where each key lies.

@@ -16,6 +16,7 @@ from oval_spec.heads.facts import BaseFacts
 from oval_spec.heads.medusa import MedusaHeads
 from oval_spec.layouts.medusa import CONFIG_NAME
 from oval_spec.layouts.own import check_saved
+from oval_spec.layouts.weight_files import make_folder
 
 TGI_NAME = "medusa_lm_head.safetensors"
 VLLM_NAME = "model.safetensors"
@@ -124,7 +125,7 @@ def _medusa(reader: str, heads: DraftHeads, facts: BaseFacts) -> MedusaHeads:
 def _write(
     folder: Path, name: str, state: Mapping[str, torch.Tensor], config: Mapping[str, Any]
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     # Clones: safetensors refuses tensors that share memory, and LM heads may.
     save_file({key: value.detach().cpu().clone() for key, value in state.items()}, folder / name)
     (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
