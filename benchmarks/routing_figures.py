@@ -191,7 +191,7 @@ ROUTING: dict[str, Callable[[Row], str]] = {
 }
 """By the name of the block in a page."""
 
-FROM = {"passkeys": "closed_loop"}
+FROM: dict[str, str] = {}
 """Blocks whose record has another name."""
 
 
@@ -221,4 +221,8 @@ def _range(rows: Sequence[Row], field: str) -> str:
 
 
 def _ratio(rows: Sequence[Row]) -> str:
-    return f"{_mean(rows, 'perplexity_ratio'):.3f}{_range(rows, 'perplexity_ratio')}"
+    spreads = [row["perplexity_ratio_interval"] for row in rows]
+    known = [spread for spread in spreads if spread is not None]
+    low, high = (statistics.fmean(s[i] for s in known) if known else 0.0 for i in (0, 1))
+    spread = f" ({low:.3f}-{high:.3f})" if known else ""
+    return f"{_mean(rows, 'perplexity_ratio'):.3f}{spread}"
