@@ -3,7 +3,7 @@
 Records are the last stdout line of a command, kept with the command itself:
 
     python benchmarks/render_figures.py record decode oval bench decode --model smol --json
-    python benchmarks/render_figures.py record heads --output FILE oval train medusa ...    # a long run that is over
+    python benchmarks/render_figures.py record --output FILE heads oval train medusa ...    # a long run that is over
     python benchmarks/render_figures.py render
 """
 
