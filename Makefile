@@ -35,7 +35,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/oval models build smol
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
-"""Image and text pages: spans, 2-D image tiles, CLIP page embeddings, a fusion router, VQA scoring.
+"""Images beside text: reading and scoring of evaluations on them (MMBench, VQA), offline.
 
-Knows pages and token spans, not which model made them: it imports `oval_core` and never
-`transformers` or `oval_spec`. Its parts are not built yet; version 0.1.0 holds the paged core.
+Knows questions, answers and base64 images, not which model answered: it imports `oval_core` and never `transformers` or
+`oval_spec`. Image pages, CLIP page embeddings and the fusion router will live here too.
 """
 
 __all__: list[str] = []

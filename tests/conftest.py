@@ -24,7 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _torch_threads() -> None:
     """Sets the thread count once: figures and sums must not depend on the machine's core count."""
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    shared = "PYTEST_XDIST_WORKER" in os.environ  # the cores are shared out already
+    torch.set_num_threads(1 if shared else min(2, os.cpu_count() or 1))
 
 
 @pytest.fixture(autouse=True)

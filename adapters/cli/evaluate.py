@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oval_adapters.cli import eval_mmbench, eval_vqa
 from oval_adapters.cli.bench_options import AsJson, Device, Dtype, Model, Plot
 from oval_adapters.cli.option_groups import with_options
 from oval_adapters.cli.sides_options import SidesOptions
@@ -57,9 +58,13 @@ _DEFAULTS = AcceptanceSettings(model="smol", prompts="-", sides=())
 
 def register(app: typer.Typer) -> None:
     """Adds the group `eval`."""
-    group = typer.Typer(no_args_is_help=True, help="Measure speculative decoding.")
+    group = typer.Typer(
+        no_args_is_help=True, help="Measure speculative decoding, and answers about images."
+    )
     command = with_options(acceptance_command, sides=SidesOptions, tiers=TierOptions)
     group.command("acceptance")(command)
+    eval_mmbench.register(group)
+    eval_vqa.register(group)
     app.add_typer(group, name="eval")
 
 

@@ -1,0 +1,116 @@
+"""Reports of `oval eval mmbench` and `oval eval vqa`: what goes into JSON, result files, tables and pages."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from oval_adapters.evaluation.mm_run import Collected
+from oval_mm.tsv import BadRow
+
+__all__ = ["FAILED_NAME", "RESULTS_NAME", "TABLE_NAME", "MMReport", "Section", "failures", "seconds", "write_report"]  # fmt: skip
+
+RESULTS_NAME = "results.jsonl"
+FAILED_NAME = "failed_rows.jsonl"
+TABLE_NAME = "report.csv"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """One table of a report.
+
+    Attributes:
+        title: above it.
+        heads: of the columns; the first is for names.
+        rows: of cells.
+        is_long: whether it has texts, or a row a question: pages show it, terminals do not.
+    """
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    is_long: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MMReport:
+    """What a run gave, ready to be shown.
+
+    Attributes:
+        title: of the whole.
+        values: for JSON.
+        results: a row a question that was tried.
+        failed: rows that could not be asked.
+        table: in VLMEvalKit's form, a row a split; empty where there is none.
+        sections: tables.
+        notes: what the figures leave out.
+    """
+
+    title: str
+    values: Mapping[str, Any]
+    results: Sequence[Mapping[str, Any]]
+    failed: Sequence[BadRow]
+    table: Sequence[Mapping[str, Any]]
+    sections: Sequence[Section]
+    notes: Sequence[str]
+
+
+def failures(bad: Sequence[BadRow], collected: Collected, lines: Mapping[str, int]) -> list[BadRow]:
+    """Returns rows that could not be read, and rows that could not be asked, by line.
+
+    Args:
+        bad: of the file.
+        collected: of the run.
+        lines: of questions, by their name.
+    """
+    failed = [
+        BadRow(line=lines[row.name], index=row.name, reason=row.reason)
+        for row in collected.rows
+        if row.reason is not None
+    ]
+    return sorted([*bad, *failed], key=lambda row: (row.line, row.index))
+
+
+def seconds(collected: Collected) -> dict[str, float | None]:
+    """Returns the seconds of all rows, one after another, and their mean."""
+    spent = [row.seconds for row in collected.rows]
+    mean = sum(spent) / len(spent) if spent else None
+    return {"seconds": sum(spent), "seconds_per_question": mean}
+
+
+def write_report(folder: Path, report: MMReport) -> list[Path]:
+    """Writes the result files into a folder; returns them. Their names do not depend on the data."""
+    texts = {
+        RESULTS_NAME: _lines(report.results),
+        FAILED_NAME: _lines(asdict(row) for row in report.failed),
+    }
+    if report.table:
+        texts[TABLE_NAME] = _csv(report.table)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        partial = folder / f"{name}.partial"
+        # a lone surrogate of the data becomes an escape, which is right in JSON
+        with partial.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(folder / name)
+    return [folder / name for name in texts]
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
