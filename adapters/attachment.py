@@ -261,6 +261,11 @@ class Attachment:
             )
         _check_call(named, self._text_config)
         rows, num_queries = states.shape[:2]
+        if not num_queries:
+            raise CacheMismatchError(
+                f"forward: got no new token, {cache.get_seq_length()} are cached. Allowed: one a row at least. Pass a prompt, "
+                "or the whole text so far and what follows it."
+            )
         limit = cache.paged.max_new_tokens(rows)
         if limit is None or num_queries <= limit or cache.is_held:
             is_prompt = cache.get_seq_length() < self._thread.prompt_columns and not cache.is_held

@@ -84,9 +84,14 @@ class SpeculationConfig:
                 raise ConfigError(
                     f"speculation.{name}: got {value!r}. Allowed: a name, or auto. Name one."
                 )
-        if (self.drafter == "draft") != (self.draft_model is not None):
+        if not isinstance(self.turns_off, bool):
             raise ConfigError(
-                f"speculation.draft_model: got {self.draft_model!r} with drafter {self.drafter!r}. Allowed: a model with "
+                f"speculation.turns_off: got {self.turns_off!r}. Allowed: true or false. Give one of them."
+            )
+        named = self.draft_model is None or (isinstance(self.draft_model, str) and self.draft_model)
+        if not named or (self.drafter == "draft") != (self.draft_model is not None):
+            raise ConfigError(
+                f"speculation.draft_model: got {self.draft_model!r} with drafter {self.drafter!r}. Allowed: a name with "
                 "drafter 'draft', and none with others. Set both, or neither."
             )
 

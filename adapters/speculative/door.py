@@ -105,9 +105,19 @@ def check_drafter(drafter: object) -> None:
 
 
 def check_mask(cache: OvalCache, mask: torch.Tensor | None) -> None:
-    """Raises `ConfigError` for a mask [B, L] that hides tokens of the cache: forwards of trees take no mask."""
+    """Raises `ConfigError` for a mask [B, L] that hides tokens of the cache, or that no text can go on from.
+
+    Forwards of trees take no mask; and what a model says after padding is nobody's text.
+    """
+    if mask is None or mask.ndim != 2:
+        return
+    if bool((mask.bool().any(1) & ~mask[:, -1].bool()).any()):
+        raise ConfigError(
+            f"{_WHAT}: got an attention_mask with 0 in its last column (padding on the right). Allowed: padding on the "
+            "left, so that every row ends with its own last token. Set tokenizer.padding_side = 'left'."
+        )
     cached = cache.get_seq_length()
-    if mask is None or mask.ndim != 2 or not cached:
+    if not cached:
         return
     requests, _ = cache.check(cache.owner, mask, len(mask), mask.shape[1] - cached)
     if any(request.hidden is not None for request in requests):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from oval_adapters.routing.resolve import model_facts
 from oval_core.errors import ConfigError
 from oval_core.speculation_config import SpeculationConfig
+from oval_spec.choices import tree_named
 from oval_spec.drafter import Drafter, NullDrafter
 from oval_spec.heads import BaseFacts, DraftHeads
 from oval_spec.hybrid import HybridDrafter
@@ -63,6 +64,8 @@ def create_drafter(
     Raises:
         ConfigError: heads or a draft model are missing, or belong to another model.
     """
+    if config.tree != "auto":
+        tree_named(config.tree)  # a name that is wrong is told whoever drafts
     name = config.drafter
     if name == "auto":
         known = _heads_folder(attachment.model, config)
@@ -129,7 +132,6 @@ def _lookup(config: SpeculationConfig) -> NgramDrafter:
 def _of_heads(
     model: PreTrainedModel, config: SpeculationConfig
 ) -> tuple[HeadsDrafter, tuple[str, ...]]:
-    from oval_spec.choices import tree_named
     from oval_spec.heads.drafter import HeadsDrafter
 
     folder = _heads_folder(model, config)

@@ -12,8 +12,8 @@ import torch
 from oval_adapters.hf_cache import OvalCache
 from oval_adapters.speculative.pace import Pace, Taken
 from oval_adapters.speculative.rows import Rows
-from oval_core.errors import UnsupportedModelError
-from oval_spec.drafter import DraftRequest
+from oval_core.errors import ConfigError, UnsupportedModelError
+from oval_spec.drafter import Draft, DraftRequest
 from oval_spec.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -38,11 +38,13 @@ class NodeLimits:
         positions: positions of the model: more than one node must all fit into them. None for no limit.
         kept_columns: columns of text above which the model drops its cache and scales positions anew; no node may lie
             beyond, since it would change them all. None for no limit.
+        tokens: ids that the model can read; None leaves it to the model.
     """
 
     nodes: int | None = None
     positions: int | None = None
     kept_columns: int | None = None
+    tokens: int | None = None
 
 
 class SpeculativeRun:
@@ -95,6 +97,7 @@ class SpeculativeRun:
         step = self._pace.begin()
         requests = [self._request(row, step.max_nodes) for row in running]
         drafts = step.draft(requests)
+        _check_drafts(requests, drafts, self._limits.tokens)
         trees = {
             request.row: draft.tree.cut(request.max_depth, request.max_nodes)
             for request, draft in zip(requests, drafts, strict=True)
@@ -212,6 +215,29 @@ class SpeculativeRun:
         states, self._hidden = self._cache.last_hidden, self._hidden.clone()
         for row, nodes in kept.items():
             self._hidden[row] = states[row, nodes[-1]]
+
+
+def _check_drafts(requests: Sequence[DraftRequest], drafts: object, tokens: int | None) -> None:
+    """Raises `ConfigError` for drafts that would change the text, or that the model cannot read: a drafter may be anybody's."""
+    right = isinstance(drafts, Sequence) and all(isinstance(draft, Draft) for draft in drafts)
+    if not right or len(drafts) != len(requests):
+        got = [type(d).__name__ for d in drafts] if isinstance(drafts, Sequence) else drafts
+        raise ConfigError(
+            f"oval_drafter: got {got!r} for {len(requests)} requests. Allowed: one Draft for each, in order. Correct the "
+            "drafter."
+        )
+    for request, draft in zip(requests, drafts, strict=True):
+        tree = draft.tree
+        if tree.tokens[0] != request.ids[-1]:
+            raise ConfigError(
+                f"oval_drafter: got a tree with root {tree.tokens[0]} for row {request.row}. Allowed: {request.ids[-1]}, the "
+                "last token of its text, which is not cached yet. Correct the drafter."
+            )
+        if tokens is not None and not 0 <= min(tree.tokens) <= max(tree.tokens) < tokens:
+            raise ConfigError(
+                f"oval_drafter: got tokens {min(tree.tokens)}..{max(tree.tokens)} for row {request.row}. Allowed: "
+                f"0..{tokens - 1}, what the model can read. Correct the drafter."
+            )
 
 
 def _held(tree: TokenTree | None) -> torch.Tensor | int:

@@ -92,17 +92,14 @@ class Speculative:
         check_call(self._attachment, model, logits_processor, generation_config, cache)
         check_mask(cache, model_kwargs.get("attention_mask"))
         config = self._settings(speculation)
-        verifier = create_verifier(config, bool(generation_config.do_sample))
+        do_sample = bool(generation_config.do_sample)
+        verifier = create_verifier(config, do_sample)
         rows = _rows(input_ids, model_kwargs, stopping_criteria, generation_config, streamer)
         with self._drafting(cache, config, oval_drafter, target_tokenizer) as made:
-            self._facts = {
-                "drafter": made.drafter.name,
-                "lossless": verifier.is_lossless,
-                "heads": made.report,
-            }
+            names = {"drafter": made.drafter.name, "heads": made.report}
+            self._facts = {**names, "lossless": verifier.is_lossless}
             fusion = self._fusion(cache, made.drafter, config)
             prompt = read_prompt(model, cache, input_ids, generation_config, model_kwargs)
-            do_sample = bool(generation_config.do_sample)
             emit_first(rows, input_ids, prompt.logits, logits_processor, do_sample=do_sample)
             run = SpeculativeRun(
                 model,
@@ -126,8 +123,8 @@ class Speculative:
     def stats(self) -> dict[str, Any]:
         """Returns what all calls did so far, in plain values, under `speculation`; nothing before the first call.
 
-        The counts are those of `AcceptanceCounters.to_dict`; `drafter`, `lossless`, `heads` (what was found in their folder) and whether speculation `is_off` are of
-        the last call, and `switched` is what was said when it was turned off or on again.
+        The counts are those of `AcceptanceCounters.to_dict`; `drafter`, `lossless`, `heads` (what was found in
+        their folder) and whether speculation `is_off` are of the last call, and `switched` is what was said when it was turned off or on again.
         """
         if not self._facts:
             return {}
@@ -210,6 +207,7 @@ class Speculative:
             nodes=min((limit for limit in limits if limit is not None), default=None),
             positions=getattr(text, "max_position_embeddings", None),
             kept_columns=self._attachment.drops_cache_above,
+            tokens=len(self._attachment.model.get_input_embeddings().weight),
         )
 
 

@@ -78,6 +78,13 @@ def test_a_file_is_little_more_than_its_weights(tmp_path: Path) -> None:
     assert (tmp_path / WEIGHTS_NAME).stat().st_size < 7.2e6
 
 
+def test_a_file_is_no_place_for_heads(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(ConfigError, match="cannot be a folder"):
+        save_heads(tmp_path / "file", made(), BASE)
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 def test_saving_again_replaces(tmp_path: Path) -> None:
     save_heads(tmp_path, made(), BASE)
     other = made("medusa", {})

@@ -1,0 +1,136 @@
+"""How many nodes a step asks for follows from what forwards and drafts took, by all rows together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from oval_adapters.speculative.drafters import MadeDrafter
+from oval_adapters.speculative.pace import Costs, Pace, Taken
+from oval_core.speculation_config import SpeculationConfig
+from oval_spec.acceptance import AcceptanceCounters
+from oval_spec.drafter import Draft, DraftRequest, NullDrafter
+from oval_spec.token_tree import TokenTree
+from oval_spec.turn_off import SpeculationSwitch
+
+TAU = [float(nodes) for nodes in range(1, 65)]
+TRIES = 8
+SEVEN = SpeculationConfig(max_nodes=7)
+FREE = SpeculationConfig()
+
+
+class Rooted:
+    """A drafter that is none: it returns roots."""
+
+    name = "rooted"
+    needs_hidden = False
+
+    def reset(self) -> None:
+        """Does nothing."""
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Returns the roots."""
+        return [Draft(TokenTree.chain(request.ids[-1:])) for request in requests]
+
+
+class Noted:
+    """Takes note of the sizes of forwards."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """Takes note of one."""
+        assert seconds > 0
+        self.sizes.append(num_tokens)
+
+
+def pace_of(
+    costs: Costs,
+    config: SpeculationConfig = FREE,
+    rows: int = 1,
+    counters: AcceptanceCounters | None = None,
+    tau: Sequence[float] | None = TAU,
+) -> Pace:
+    return Pace(MadeDrafter(Rooted(), tau), config, costs, counters or AcceptanceCounters(), rows)
+
+
+def known(*drafting: float) -> Costs:
+    """Forwards of 1 to 16 tokens take a second, larger ones far longer."""
+    costs = Costs(SpeculationSwitch(False), tried=TRIES)
+    for size, seconds in ((1, 1.0), (16, 1.0), (32, 100.0), (64, 1000.0)):
+        costs.forward.observe(size, seconds)
+    costs.drafting.extend(drafting)
+    return costs
+
+
+def test_a_number_that_is_set_is_asked_for() -> None:
+    assert pace_of(known(), SEVEN).begin().max_nodes == 7
+
+
+def test_first_steps_try_sizes_across_calls() -> None:
+    costs = Costs(SpeculationSwitch(False))
+    sizes = [pace_of(costs).begin().max_nodes for _ in range(TRIES)]
+    assert sizes[: TRIES // 2] == sizes[TRIES // 2 :], "each twice"
+    assert len(set(sizes)) == TRIES // 2
+    assert costs.tried == TRIES
+
+
+@pytest.mark.parametrize(("rows", "nodes"), [(1, 16), (2, 8), (4, 4), (16, 1)])
+def test_a_forward_brings_the_nodes_of_all_rows(rows: int, nodes: int) -> None:
+    assert pace_of(known(0.0), rows=rows).begin().max_nodes == nodes
+
+
+def test_drafting_that_costs_more_than_it_brings_is_left_out() -> None:
+    assert pace_of(known(0.1, 0.2)).begin().max_nodes == 16
+    assert pace_of(known(100.0, 100.0)).begin().max_nodes == 1
+
+
+def test_depth_bounds_chains_that_nobody_measured() -> None:
+    pace = Pace(
+        MadeDrafter(type("Ngram", (Rooted,), {"name": "ngram"})()),
+        SpeculationConfig(depth=3),
+        known(0.0),
+        AcceptanceCounters(),
+        1,
+    )
+    assert pace.begin().max_nodes == 4, "the root and three more"
+
+
+def test_no_drafter_asks_for_the_root_alone() -> None:
+    costs = Costs(SpeculationSwitch(False))
+    pace = Pace(MadeDrafter(NullDrafter()), FREE, costs, AcceptanceCounters(), 1)
+    assert pace.begin().max_nodes == 1
+    assert costs.tried == 0
+
+
+def test_a_step_is_noted_as_it_was() -> None:
+    costs, counters = Costs(SpeculationSwitch(False)), AcceptanceCounters()
+    noted = Noted()
+    costs.forward = noted  # type: ignore[assignment]
+    pace = pace_of(costs, SEVEN, rows=3, counters=counters)
+    step = pace.begin()
+    step.draft([DraftRequest(row=0, ids=[5], hidden=None, max_depth=3, max_nodes=7)])
+    pace.end(step, [Taken(nodes=5, accepted=3, emitted=2), Taken(nodes=2, accepted=1, emitted=1)])
+    assert noted.sizes == [15], "padded to the widest, rows that have ended too"
+    assert len(costs.drafting) == 1
+    totals = counters.to_dict()
+    assert (totals["drafted"], totals["accepted"], totals["emitted"]) == (5, 2, 3)
+
+
+def test_plain_steps_of_a_switch_tell_nothing_about_drafting() -> None:
+    class Off(SpeculationSwitch):
+        def begin_step(self) -> bool:
+            super().begin_step()
+            return False
+
+    costs = Costs(Off(False))
+    pace = pace_of(costs, SEVEN)
+    step = pace.begin()
+    assert step.max_nodes == 1
+    drafts = step.draft([DraftRequest(row=0, ids=[5], hidden=None, max_depth=3, max_nodes=1)])
+    assert [len(draft.tree) for draft in drafts] == [1]
+    pace.end(step, [Taken(nodes=1, accepted=1, emitted=1)])
+    assert not costs.drafting
+    assert costs.forward.is_known
