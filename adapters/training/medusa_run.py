@@ -18,7 +18,7 @@ from oval_core.errors import ConfigError
 from oval_spec.heads import BaseFacts, DraftHeads, DraftVocabulary, create_heads
 from oval_spec.heads.facts import BaseWeights
 from oval_spec.layouts import save_heads, write_tgi, write_vllm
-from oval_spec.layouts.own import WEIGHTS_NAME
+from oval_spec.layouts.own import CONFIG_NAME, WEIGHTS_NAME
 from oval_spec.training.examples import CONTEXT, frequent_tokens
 from oval_spec.training.loop import HeadTrainer, TrainedHeads
 from oval_spec.training.measure import tau_of_kinds
@@ -106,6 +106,26 @@ def check_medusa_training(
         raise ConfigError(
             f"out: cannot make the folder {settings.out}: {error.strerror}. Allowed: a folder. Name another one."
         ) from error
+    _check_finished(settings)
+
+
+def _check_finished(settings: MedusaTraining) -> None:
+    """Heads that are done are not written over by those of other settings."""
+    path = Path(settings.out) / CONFIG_NAME
+    try:
+        made = json.loads(path.read_text(encoding="utf-8"))["training"]["settings"]
+    except (OSError, ValueError, KeyError, TypeError):  # none, or not of a training
+        return
+    asked = json.loads(json.dumps(_public(settings)))
+    for values in (made, asked):  # these change nothing of what is learnt
+        values["loop"] = {n: v for n, v in values["loop"].items() if not n.endswith("_every")}
+        values["layouts"] = None
+    changed = sorted(name for name in asked if made.get(name) != asked[name])
+    if changed:
+        raise ConfigError(
+            f"out: {settings.out} holds heads that were trained with other settings ({', '.join(changed)}). Allowed: the "
+            "same settings, or a folder without heads. Name another folder, or delete this one."
+        )
 
 
 def train_and_save_medusa(

@@ -92,6 +92,11 @@ def test_trains_saves_and_goes_on(
     assert again["resumed_at"] == again["updates"]
     assert again["curve"] == report["curve"]
 
+    other = run(*quick, "--mlp-size", 24)  # finished heads are not written over
+    assert other.exit_code != 0
+    assert "trained with other settings (mlp_size)" in other.output
+    assert load_heads(out, facts)[0].settings() == heads.settings()
+
 
 def test_the_curve_is_drawn(quick: tuple[object, ...], tmp_path: Path) -> None:
     plot = tmp_path / "curve.png"
