@@ -187,7 +187,7 @@ class OvalConfig:
             estimated to miss. The last two are lossy.
         backend: attention backend; `auto` takes `native` for bf16 on a CPU with a C compiler, `torch` on other
             CPUs and `sdpa` elsewhere.
-        linears: how linear layers run for a single token: for bf16 on a CPU `auto` takes `native` (C) or, without
+        linears: how linear layers run for a few tokens: for bf16 on a CPU `auto` takes `native` (C) or, without
             a compiler, `gemv` (torch.mv), both of the same precision; elsewhere `hf`, the model's own.
         reserve_tokens: slots set aside per sequence at the first forward; None takes the length that
             `generate` was asked for, and grows by need in direct forward calls.

@@ -20,7 +20,7 @@ class DecodeSettings:
         rounds: times that Hugging Face and OVAL each take their turn.
         chunk: tokens a forward of the prefill.
         backend: OVAL's attention backend.
-        linears: how OVAL runs linear layers for a single token; see `OvalConfig`.
+        linears: how OVAL runs linear layers for a few tokens; see `OvalConfig`.
         seed: seed of the prompt's token ids.
         tiers: of OVAL's side; None keeps everything in fast memory.
     """
