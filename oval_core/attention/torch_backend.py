@@ -85,7 +85,7 @@ class TorchBackend(RowBackend):
         keys, values = read(store.keys, row.segments), read(store.values, row.segments)
         seen = None
         causal = row.num_new > 1 and not row.is_past
-        if bias is None and (causal or _window_binds(row, spec) or not row.is_plain):
+        if bias is None and (causal or window_binds(row, spec) or not row.is_plain):
             seen = allowed(row, spec.window, query.device)
         return [dense_part(query, keys, values, spec, seen, bias)]
 
@@ -130,11 +130,12 @@ def _is_flash(
     spec: LayerSpec,
     bias: torch.Tensor | None,
 ) -> bool:
-    plain = bias is None and row.has_plain_past and not _window_binds(row, spec)
+    plain = bias is None and row.has_plain_past and not window_binds(row, spec)
     return plain and _flashable(query, store, spec)
 
 
-def _window_binds(row: RowPlan, spec: LayerSpec) -> bool:
+def window_binds(row: RowPlan, spec: LayerSpec) -> bool:
+    """Whether some query of the row does not see all older keys because of the layer's window."""
     return spec.window is not None and row.length > spec.window
 
 

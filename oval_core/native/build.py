@@ -81,11 +81,17 @@ def build_library(name: str, defines: Mapping[str, int], exact: bool = False) ->
 
 
 def _sources(name: str) -> tuple[str, dict[str, str]]:
-    """Returns a source and the headers beside it that it includes, by name."""
+    """Returns a source and the headers beside it, by name, that it and they include."""
     folder = resources.files("oval_core.native")
     source = (folder / f"{name}.c").read_text(encoding="utf-8")
-    included = re.findall(r'^#include "(\w+\.h)"', source, re.MULTILINE)
-    return source, {header: (folder / header).read_text(encoding="utf-8") for header in included}
+    headers: dict[str, str] = {}
+    unread = [source]
+    while unread:
+        for header in re.findall(r'^#include "(\w+\.h)"', unread.pop(), re.MULTILINE):
+            if header not in headers:
+                headers[header] = (folder / header).read_text(encoding="utf-8")
+                unread.append(headers[header])
+    return source, headers
 
 
 def _find_compiler() -> str:

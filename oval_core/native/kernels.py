@@ -14,6 +14,7 @@ from oval_core.attention.partial import Part, merge, num_parts
 from oval_core.errors import BackendUnavailableError
 from oval_core.native.build import build_library
 from oval_core.native.linear import load_linear
+from oval_core.native.tree import load_tree
 
 _MIN_PART = 256
 """Keys of a part below which sharing out costs more than an idle core."""
@@ -32,6 +33,7 @@ class Kernels:
         group: G.
         linear_path: how `linear` computes; see `LinearKernel.path`.
         linear_rows: numbers of rows for which `linear` is the fastest way.
+        tree: attention of a few new tokens of a row; see `TreeKernel`.
     """
 
     def __init__(self, head_dim: int, group: int) -> None:
@@ -63,6 +65,7 @@ class Kernels:
         self._gemv.argtypes = [*[_POINTER] * 4, _COUNT, _COUNT, ctypes.c_int]
         self._linear = load_linear()
         self.linear_path, self.linear_rows = self._linear.path, self._linear.rows
+        self.tree = load_tree(head_dim)
         self._check()
 
     def decode(

@@ -3,6 +3,7 @@
  * A tile is SIDE rows of STEP bf16. As the right factor of a product it holds STEP columns of SIDE rows, packed in pairs
  * of columns: [STEP / 2][SIDE][2].
  */
+#pragma once
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,6 +100,17 @@ static inline void pack(const bf16 *x, bf16 *packed, int64_t rows, int64_t colum
             transpose(lines);
             for (int p = 0; p < SIDE; p++) _mm512_store_si512(packed + p * STEP, lines[p]);
         }
+}
+
+#else
+
+static inline void pack(const bf16 *x, bf16 *packed, int64_t rows, int64_t columns, int64_t row_step) {
+    for (int64_t first = 0; first < rows; first += SIDE)
+        for (int64_t at = 0; at < columns; at += STEP, packed += TILE)
+            for (int m = 0; m < SIDE; m++)
+                for (int i = 0; i < STEP; i++)
+                    packed[i / 2 * STEP + 2 * m + i % 2] =
+                        first + m < rows && at + i < columns ? x[(first + m) * row_step + at + i] : 0;
 }
 
 #endif

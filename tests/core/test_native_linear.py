@@ -259,6 +259,6 @@ def test_every_source_belongs_to_this_version() -> None:
     """Other kernels have ways around a library that is missing, and would hide it."""
     sources = resources.files("oval_core.native").iterdir()
     names = sorted(Path(source.name).stem for source in sources if source.name.endswith(".c"))
-    assert names == ["chunks", "kernels", "linear"]
+    assert names == ["chunks", "kernels", "linear", "tree"]
     assert all(build.build_library(name, {}).is_file() for name in names)
     assert load_library() is not None
