@@ -124,9 +124,10 @@ def test_independent_heads_are_written_for_other_servers_too(
     result = run(*quick, *small, "--layout", "C")
     assert result.exit_code == 2
     assert "vocabulary 0" in result.stderr
-    result = run(*quick, *small, "--layout", "C", "--vocabulary", 0)
+    out = tmp_path / "whole"  # other settings: a folder of their own
+    result = run(*quick, *small, "--layout", "C", "--vocabulary", 0, "--out", out)
     assert result.exit_code == 0, result.output
-    assert load_heads(tmp_path / "out" / "layout-C", facts)[0].num_heads == 2
+    assert load_heads(out / "layout-C", facts)[0].num_heads == 2
 
 
 def test_answers_of_an_earlier_run_are_data(quick: tuple[object, ...], tmp_path: Path) -> None:
