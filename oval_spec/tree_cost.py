@@ -31,6 +31,13 @@ class ForwardCost:
         """Whether a forward was measured yet."""
         return bool(self._measured)
 
+    @property
+    def largest(self) -> float:
+        """The largest size that was measured, in tokens; 0 before the first."""
+        if not self._measured:
+            return 0
+        return statistics.median(size for size, _ in self._measured[max(self._measured)])
+
     def seconds(self, num_tokens: int) -> float:
         """Returns what a forward of `num_tokens` takes: between measured sizes by a straight line.
 

@@ -41,7 +41,9 @@ Steps = Annotated[int, typer.Option(help="Timed decode steps a round.")]
 Warmup = Annotated[int, typer.Option(help="Steps before them, not timed.")]
 Rounds = Annotated[int, typer.Option(help="Turns of each side, alternating.")]
 Backend = Annotated[str, typer.Option(help="OVAL's attention backend.")]
-Linears = Annotated[str, typer.Option(help="OVAL's linear layers: auto, native, gemv, or hf as they are.")]
+Linears = Annotated[
+    str, typer.Option(help="OVAL's linear layers: auto, native, gemv, or hf as they are.")
+]
 Threads = Annotated[int | None, typer.Option(help="torch threads; torch chooses if not given.")]
 
 _DEFAULTS = DecodeSettings()

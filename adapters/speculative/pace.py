@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 _TRIED = (16, 8, 32, 4, 16, 8, 32, 4)
 """Nodes of the first steps of an attachment, twice each: a first forward of a size also sets things up for it."""
+_LEAST = 4
+"""Nodes a row of a forward that tells what trees cost."""
 _TREE_TAU = ((1, 1.0), (3, 1.78), (7, 2.02), (15, 2.24), (31, 2.43), (64, 2.55))
 """Tokens a step by nodes that heads of this project bring, where theirs were not measured: (nodes, tokens)."""
 _CHAIN_RATE = 0.7
@@ -145,6 +147,8 @@ class Pace:
         if costs.tried < len(_TRIED):
             costs.tried += 1
             return _TRIED[costs.tried - 1]
+        if costs.forward.largest < _LEAST * self._num_rows:
+            return _TRIED[0]  # nothing was proposed so far: what a tree costs is not known yet
         drafting = statistics.median(costs.drafting) if costs.drafting else 0.0
         tau = self._tau()
         return choose_num_nodes(

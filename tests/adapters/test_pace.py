@@ -134,3 +134,10 @@ def test_plain_steps_of_a_switch_tell_nothing_about_drafting() -> None:
     pace.end(step, [Taken(nodes=1, accepted=1, emitted=1)])
     assert not costs.drafting
     assert costs.forward.is_known
+
+
+def test_a_drafter_with_nothing_to_say_yet_is_asked_again() -> None:
+    costs = Costs(SpeculationSwitch(False), tried=TRIES)
+    for _ in range(40):  # roots alone: what trees cost is not known, so nothing speaks against them
+        costs.forward.observe(1, 1.0)
+    assert pace_of(costs).begin().max_nodes > 1
