@@ -27,12 +27,13 @@ class Beam:
         frontier: F, nodes of a level that get children.
         children: J, children that such a node gets.
         least_mass: growing ends once the probabilities of the nodes that would get children sum to less in every row:
-            a bound on the tokens that one more level can add. 0 never ends early.
+            a bound on the tokens that one more level can add. 0 never ends early; 0.3 cost no accepted token of
+            SmolLM2's on five prompts, and saved time.
     """
 
     frontier: int = 8
     children: int = 8
-    least_mass: float = 0.0
+    least_mass: float = 0.3
 
     def __post_init__(self) -> None:
         check_whole("frontier", self.frontier)
