@@ -1,9 +1,10 @@
-"""What the subcommands of `oval bench` share: option types, lists with commas, and how Ctrl-C ends one."""
+"""What the subcommands of `oval bench` share: option types, lists with commas, and how one ends."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +29,14 @@ def parse_numbers(name: str, text: str) -> tuple[int, ...]:
         raise ConfigError(
             f"{name}: got {text!r}. Allowed: whole numbers with commas, such as 1024,4096. Give these."
         ) from error
+
+
+def end_bench(console: Console, result: dict[str, Any], *, as_json: bool, whole: bool) -> None:
+    """Prints the result last on stdout, if asked for; where rows are missing, exits as a program that got Ctrl-C."""
+    if as_json:
+        typer.echo(json.dumps(result))
+    if not whole:
+        end_interrupted(console)
 
 
 def end_interrupted(console: Console) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +15,7 @@ from oval_adapters.cli.bench_options import (
     Device,
     Dtype,
     Model,
-    end_interrupted,
+    end_bench,
 )
 from oval_adapters.cli.progress import progress_bar
 
@@ -106,10 +105,7 @@ def fusion_command(
         tokenizer, loaded = load_tokenizer(model), load_model(model, dtype, device)
     report, whole = _measure(errors, model, loaded, tokenizer, settings)
     _show(Console(stderr=as_json), report)
-    if as_json:
-        typer.echo(json.dumps(report.to_dict()))
-    if not whole:
-        end_interrupted(errors)
+    end_bench(errors, report.to_dict(), as_json=as_json, whole=whole)
 
 
 def _measure(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, get_type_hints
 
 
@@ -39,3 +40,9 @@ def with_options(command: Callable[..., None], **groups: type) -> Callable[..., 
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *options]}
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     return run
+
+
+def flags_given(group: Any) -> list[str]:
+    """Returns the flags of a dataclass of options that were given, as typed: those that are not None."""
+    names = [field.name for field in fields(group) if getattr(group, field.name) is not None]
+    return [f"--{name.replace('_', '-')}" for name in names]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +17,7 @@ from oval_adapters.cli.bench_options import (
     Dtype,
     Model,
     Plot,
-    end_interrupted,
+    end_bench,
     parse_numbers,
 )
 from oval_adapters.cli.progress import progress_bar
@@ -125,10 +124,7 @@ def prefetch_command(
 
         draw_prefetch(report, plot)
         errors.print(f"drawn to {plot}", style="dim", markup=False, soft_wrap=True)
-    if as_json:
-        typer.echo(json.dumps(report.to_dict()))
-    if not whole:
-        end_interrupted(errors)
+    end_bench(errors, report.to_dict(), as_json=as_json, whole=whole)
 
 
 def _orders(text: str) -> tuple[str, ...]:

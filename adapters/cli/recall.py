@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ from oval_adapters.cli.bench_options import (
     AsJson,
     Dtype,
     Model,
-    end_interrupted,
+    end_bench,
     parse_numbers,
 )
 from oval_adapters.cli.progress import progress_bar
@@ -142,10 +141,7 @@ def _run(
     _show(Console(stderr=as_json), report)
     if plot is not None:
         _draw(errors, report, plot)
-    if as_json:
-        typer.echo(json.dumps(report.to_dict()))
-    if not whole:
-        end_interrupted(errors)
+    end_bench(errors, report.to_dict(), as_json=as_json, whole=whole)
 
 
 def _prepare(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oval_adapters.cli.option_groups import flags_given
+
 if TYPE_CHECKING:
     from oval_core.config import OvalConfig
 
@@ -54,8 +56,7 @@ class SpeculationOptions:
     @property
     def flags(self) -> list[str]:
         """The flags that were given, as typed."""
-        names = [f.name for f in fields(self) if getattr(self, f.name) is not None]
-        return [f"--{name.replace('_', '-')}" for name in names]
+        return flags_given(self)
 
     def apply(self, config: OvalConfig) -> OvalConfig:
         """Returns the configuration with what was given put over its speculation, field by field.
