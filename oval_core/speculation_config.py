@@ -27,9 +27,10 @@ class SpeculationConfig:
         tree: shape of a tree of heads: `auto` grows each by the heads' own probabilities; or a name of
             `oval_spec.choices.TREES`.
         max_nodes: nodes of a tree, the root included; None chooses by what a forward costs here.
-        depth: tokens that `draft`, `self` and `ngram` propose in a row.
+        depth: tokens that `draft` and `self` propose in a row.
         ngram_max: longest run of last tokens that `ngram` looks for.
         ngram_min: shortest.
+        ngram_depth: tokens that `ngram` proposes in a row.
         verification: `exact`: greedy decoding keeps its tokens, sampling its distribution; `typical`: Medusa's
             typical acceptance, which is lossy.
         typical_threshold: epsilon of typical acceptance.
@@ -49,8 +50,9 @@ class SpeculationConfig:
     tree: str = "auto"
     max_nodes: int | None = None
     depth: int = 5
-    ngram_max: int = 4
-    ngram_min: int = 2
+    ngram_max: int = 8
+    ngram_min: int = 1
+    ngram_depth: int = 8
     verification: str = "exact"
     typical_threshold: float = 0.09
     typical_alpha: float = 0.3
@@ -64,7 +66,7 @@ class SpeculationConfig:
         _check_name("verification", self.verification, VERIFICATION_NAMES)
         _check_name("fusion", self.fusion, FUSION_NAMES)
         _check_name("self_policy", self.self_policy, SELF_DRAFT_NAMES)
-        for name in ("depth", "ngram_max", "ngram_min", "self_budget"):
+        for name in ("depth", "ngram_max", "ngram_min", "ngram_depth", "self_budget"):
             _check_whole(name, getattr(self, name))
         if self.max_nodes is not None:
             _check_whole("max_nodes", self.max_nodes)

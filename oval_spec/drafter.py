@@ -41,11 +41,14 @@ class Draft:
         states: [S, C] hidden states that the drafter expects at tokens to come, for what predicts pages; None where it
             has none.
         in_target_space: whether the target's router can read these states; a draft model's are its own.
+        chances: by node, how likely the drafter thinks it that the text goes through it, no less than any node after
+            it; the root's is 1. None where it cannot tell.
     """
 
     tree: TokenTree
     states: torch.Tensor | None = None
     in_target_space: bool = True
+    chances: tuple[float, ...] | None = None
 
 
 class Drafter(Protocol):

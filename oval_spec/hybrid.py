@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from oval_spec.drafter import Draft, Drafter, DraftRequest
 from oval_spec.ngram import NgramDrafter
 from oval_spec.token_tree import TokenTree
 
-LONG_SHARE = 2
-SHORT_SHARE = 4
-"""The n-gram side may have 1 / 2 of the nodes where its match is as long as it looks for, else 1 / 4."""
+__all__ = ["HybridDrafter", "merge_trees"]
+
+Path = tuple[int, ...]
+
+FIXED_CHANCE = 0.3
+"""What a node of heads is held to bring at each depth where its tree has a fixed shape, so that nobody reckoned it."""
 
 
 class HybridDrafter:
     """Merges the trees of an n-gram drafter and of heads within one number of nodes.
 
-    A long match is mostly a text that is being copied: there the n-gram side is right many tokens deep, where heads no
-    longer are. Heads fill the rest of the tree, all of it where nothing matches, by their own choice of nodes.
+    Both say how likely each node is, so the likeliest of all are taken: where a text is being copied the n-gram side is
+    right many tokens deep, where heads no longer are; where nothing matches all nodes are the heads'.
     """
 
     name = "hybrid"
@@ -39,43 +41,48 @@ class HybridDrafter:
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Returns the merged trees, with the states of the heads."""
-        found = [self._found(request) for request in requests]
-        asked = [
-            replace(request, max_nodes=request.max_nodes - len(tree) + 1)
-            for request, tree in zip(requests, found, strict=True)
-        ]
-        return [
-            Draft(
-                merge_trees(tree, draft.tree, request.max_nodes),
-                draft.states,
-                draft.in_target_space,
+        merged = []
+        for request, draft in zip(requests, self._heads.draft(requests), strict=True):
+            found = self._ngram.find(request)
+            chances = draft.chances or _by_depth(draft.tree)
+            tree, both = merge_trees(
+                (found.tree, found.chances), (draft.tree, chances), request.max_nodes
             )
-            for request, tree, draft in zip(requests, found, self._heads.draft(asked), strict=True)
-        ]
-
-    def _found(self, request: DraftRequest) -> TokenTree:
-        tree, length = self._ngram.propose(request)
-        share = LONG_SHARE if length == self._ngram.ngram_max else SHORT_SHARE
-        # Its nodes are numbered best first.
-        return tree.cut(request.max_depth, 1 + (request.max_nodes - 1) // share)
+            merged.append(Draft(tree, draft.states, draft.in_target_space, both))
+        return merged
 
 
-def merge_trees(first: TokenTree, second: TokenTree, max_nodes: int) -> TokenTree:
-    """Returns the nodes of `first`, then those paths of `second` that it lacks, while there is room."""
-    assert first.tokens[0] == second.tokens[0], "both begin with the row's last token"
-    tokens, parents = [first.tokens[0]], [-1]
-    merged: dict[tuple[int, int], int] = {}
-    for tree in (first, second):
-        place = {0: 0}
+def merge_trees(
+    first: tuple[TokenTree, Sequence[float]],
+    second: tuple[TokenTree, Sequence[float]],
+    max_nodes: int,
+) -> tuple[TokenTree, tuple[float, ...]]:
+    """Returns the likeliest nodes of two trees, likeliest first, and how likely each is.
+
+    A path that both propose is taken to fail only where both guesses fail, as if they were independent: 1 - (1 - p)(1 - q).
+
+    Args:
+        first: a tree and the probability of each of its nodes, none above its parent's.
+        second: another with the same root.
+        max_nodes: nodes of the tree, the root included.
+    """
+    roots = {tree.tokens[0] for tree, _ in (first, second)}
+    assert len(roots) == 1, "both begin with the row's last token"
+    missed: dict[Path, float] = {}
+    for tree, chances in (first, second):
+        paths: list[Path] = [()]
         for node in range(1, len(tree)):
-            parent = place.get(tree.parents[node])
-            if parent is None:
-                continue
-            key = (parent, tree.tokens[node])
-            if key not in merged and len(tokens) < max_nodes:
-                merged[key] = len(tokens)
-                tokens.append(key[1])
-                parents.append(parent)
-            if key in merged:
-                place[node] = merged[key]
-    return TokenTree(tuple(tokens), tuple(parents))
+            path = (*paths[tree.parents[node]], tree.tokens[node])
+            paths.append(path)
+            missed[path] = missed.get(path, 1.0) * (1 - chances[node])
+    # Of equals the shorter path, so that a node's parent stays in front of it.
+    best = sorted(missed, key=lambda path: (missed[path], len(path)))[: max(0, max_nodes - 1)]
+    place = {path: i for i, path in enumerate([(), *best])}
+    tree = TokenTree(
+        (roots.pop(), *(path[-1] for path in best)), (-1, *(place[path[:-1]] for path in best))
+    )
+    return tree, (1.0, *(1 - missed[path] for path in best))
+
+
+def _by_depth(tree: TokenTree) -> tuple[float, ...]:
+    return tuple(FIXED_CHANCE**depth for depth in tree.depths)

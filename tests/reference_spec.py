@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from oval_spec.ngram import NEWNESS
 from oval_spec.token_tree import TokenTree
 from oval_spec.verifier import AcceptResult, ScoresOf
 
@@ -136,9 +137,9 @@ def reference_typical(
 
 
 def reference_ngram(
-    ids: Sequence[int], longest: int, shortest: int, depth: int, max_nodes: int, max_matches: int
-) -> tuple[set[Path], int]:
-    """Token paths that follow the last tokens earlier in `ids`, by looking at every place, and the run's length."""
+    ids: Sequence[int], longest: int, shortest: int, depth: int, max_matches: int
+) -> tuple[dict[Path, float], int]:
+    """Chance of each token path after the last tokens, by looking at every place, and the run's length."""
     for n in range(longest, shortest - 1, -1):
         ends = (
             [end for end in range(n, len(ids)) if list(ids[end - n : end]) == list(ids[-n:])]
@@ -147,12 +148,16 @@ def reference_ngram(
         )
         if not ends:
             continue
-        counts: Counter[Path] = Counter()
-        for end in ends[::-1][:max_matches]:
-            followers = tuple(ids[end : end + depth])
-            for size in range(1, len(followers) + 1):
-                counts[followers[:size]] += 1
-        # A Counter keeps the order in which its keys came: the latest places first, along each the shorter first.
-        order = sorted(counts, key=lambda path: -counts[path])
-        return set(order[: max(0, max_nodes - 1)]), n
-    return set(), 0
+        followers = [tuple(ids[end : end + depth]) for end in ends[::-1][:max_matches]]
+        counts = Counter(own[:size] for own in followers for size in range(len(own) + 1))
+        chances: dict[Path, float] = {(): 1.0}
+        for path in sorted(counts, key=len):
+            if not path:
+                continue
+            beside = [other for other in counts if other[:-1] == path[:-1] and other]
+            run = min(n + len(path) - 1, len(NEWNESS))
+            seen = sum(counts[other] for other in beside) + len(beside) * NEWNESS[run - 1]
+            chances[path] = chances[path[:-1]] * counts[path] / seen
+        del chances[()]
+        return chances, n
+    return {}, 0

@@ -57,6 +57,7 @@ def write_prompts(
     count: int,
     seed: int,
     *,
+    opening: str = "",
     max_tokens: int = 60,
     top_p: float = 0.95,
     temperature: float = 1.0,
@@ -68,11 +69,12 @@ def write_prompts(
         tokenizer: with a chat template.
         count: turns to sample at once.
         seed: of the sampling.
+        opening: words that every turn begins with; they are no part of `max_tokens`.
         max_tokens: turns that do not end by then are cut there.
         top_p: nucleus of the sampling.
         temperature: of the sampling.
     """
-    header = tokenizer(chat_header(tokenizer), add_special_tokens=False).input_ids
+    header = tokenizer(chat_header(tokenizer) + opening, add_special_tokens=False).input_ids
     ends = torch.tensor([tokenizer.eos_token_id])
     draw = torch.Generator().manual_seed(seed)
     ids = torch.tensor([header], device=model.device).repeat(count, 1)
@@ -88,7 +90,7 @@ def write_prompts(
     turns = []
     for row in torch.stack(written, 1):
         end = torch.isin(row, ends).nonzero()
-        text = tokenizer.decode(
+        text = opening + tokenizer.decode(
             row[: int(end[0, 0])] if len(end) else row, skip_special_tokens=True
         )
         if 15 < len(text.strip()) < 400:

@@ -126,7 +126,9 @@ _MAKERS: Mapping[str, Callable[[Attachment, SpeculationConfig], MadeDrafter]] = 
 
 
 def _lookup(config: SpeculationConfig) -> NgramDrafter:
-    return NgramDrafter(ngram_max=config.ngram_max, ngram_min=config.ngram_min, depth=config.depth)
+    return NgramDrafter(
+        ngram_max=config.ngram_max, ngram_min=config.ngram_min, depth=config.ngram_depth
+    )
 
 
 def _of_heads(

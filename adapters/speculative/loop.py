@@ -98,8 +98,9 @@ class SpeculativeRun:
         requests = [self._request(row, step.max_nodes) for row in running]
         drafts = step.draft(requests)
         _check_drafts(requests, drafts, self._limits.tokens)
+        width = self._pace.width(step, drafts)
         trees = {
-            request.row: draft.tree.cut(request.max_depth, request.max_nodes)
+            request.row: draft.tree.cut(request.max_depth, min(request.max_nodes, width))
             for request, draft in zip(requests, drafts, strict=True)
         }
         if self._fusion is not None:
@@ -232,6 +233,12 @@ def _check_drafts(requests: Sequence[DraftRequest], drafts: object, tokens: int 
             raise ConfigError(
                 f"oval_drafter: got a tree with root {tree.tokens[0]} for row {request.row}. Allowed: {request.ids[-1]}, the "
                 "last token of its text, which is not cached yet. Correct the drafter."
+            )
+        told = draft.chances
+        if told is not None and not (len(told) == len(tree) and all(0 <= p <= 1 for p in told)):
+            raise ConfigError(
+                f"oval_drafter: got chances {told} for a tree of {len(tree)} nodes. Allowed: a probability for each, or None. "
+                "Correct the drafter."
             )
         if tokens is not None and not 0 <= min(tree.tokens) <= max(tree.tokens) < tokens:
             raise ConfigError(

@@ -17,7 +17,7 @@ from oval_adapters.speculative.drafters import MOST_NODES, MadeDrafter
 from oval_core.speculation_config import SpeculationConfig
 from oval_spec.acceptance import AcceptanceCounters
 from oval_spec.drafter import Draft, Drafter, DraftRequest, NullDrafter
-from oval_spec.tree_cost import ForwardCost, choose_num_nodes
+from oval_spec.tree_cost import ForwardCost, WidthChooser, choose_num_nodes
 from oval_spec.turn_off import SpeculationSwitch
 
 __all__ = ["Costs", "Pace", "Step", "Taken"]
@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 _TRIED = (16, 8, 32, 4, 16, 8, 32, 4)
 """Nodes of the first steps of an attachment, twice each: a first forward of a size also sets things up for it."""
+_WIDEST = 32
+"""Nodes that are asked for where drafts say how likely each is, and are cut to those that pay."""
 _LEAST = 4
 """Nodes a row of a forward that tells what trees cost."""
 _TREE_TAU = ((1, 1.0), (3, 1.78), (7, 2.02), (15, 2.24), (31, 2.43), (64, 2.55))
@@ -54,6 +56,8 @@ class Costs:
         switch: turns speculation off where it is slower.
         forward: seconds of a forward by its tokens, verification included.
         drafting: seconds that drafting took.
+        widths: cuts trees whose drafter says how likely their nodes are.
+        tells: whether the last drafts said so.
         tried: sizes that were tried.
         said: what the switch said last; None if it never switched.
         doubted: whether the user was told that nothing is accepted.
@@ -62,16 +66,25 @@ class Costs:
     switch: SpeculationSwitch
     forward: ForwardCost = field(default_factory=ForwardCost)
     drafting: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    widths: WidthChooser = field(default_factory=WidthChooser)
+    tells: bool = False
     tried: int = 0
     said: str | None = None
     doubted: bool = False
 
 
 class Step:
-    """One step: who drafts, how many nodes, and a clock."""
+    """One step: who drafts, how many nodes, and a clock.
 
-    def __init__(self, drafter: Drafter, max_nodes: int) -> None:
-        self.max_nodes = max_nodes
+    Attributes:
+        max_nodes: nodes that a row's draft may have.
+        is_free: whether they may be cut to those that pay.
+        promised: accepted nodes that the drafts led to expect; None where they said nothing.
+    """
+
+    def __init__(self, drafter: Drafter, max_nodes: int, is_free: bool = False) -> None:
+        self.max_nodes, self.is_free = max_nodes, is_free
+        self.promised: float | None = None
         self._drafter = drafter
         self._begin = self._drafted = 0.0
 
@@ -106,7 +119,25 @@ class Pace:
         """Begins a step."""
         if not self._costs.switch.begin_step():
             return Step(self._null, 1)
+        costs, most = self._costs, self._config.max_nodes
+        if most is None and costs.tells and costs.tried == len(_TRIED):
+            return Step(self._drafter, _WIDEST, is_free=True)
         return Step(self._drafter, self._num_nodes())
+
+    def width(self, step: Step, drafts: Sequence[Draft]) -> int:
+        """Returns how many nodes of each draft to verify, the best ones."""
+        costs, chances = self._costs, [draft.chances for draft in drafts]
+        told = [own for own in chances if own is not None]
+        costs.tells = len(told) == len(chances)
+        if not costs.tells:
+            return step.max_nodes
+        width = step.max_nodes
+        if step.is_free:
+            width = costs.widths.choose(
+                told, lambda n: costs.forward.seconds(n * self._num_rows), step.seconds()[0]
+            )
+        step.promised = sum(sum(own[1:width]) for own in told)
+        return width
 
     def end(self, step: Step, taken: Sequence[Taken]) -> None:
         """Takes note of a step that is through, a `Taken` for each row."""
@@ -120,6 +151,8 @@ class Pace:
             self._counters.record(
                 drafted=row.nodes - 1, accepted=row.accepted - 1, emitted=row.emitted
             )
+        if step.promised is not None and step.max_nodes > 1:
+            costs.widths.took(step.promised, sum(row.accepted - 1 for row in taken))
         self._doubt()
         said = costs.switch.end_step(sum(row.emitted for row in taken), len(taken))
         if said is not None:

@@ -113,12 +113,17 @@ class HeadsDrafter:
             if k + 1 == depth or (self.beam.least_mass and growth.mass() < self.beam.least_mass):
                 break
             paths.follow(frontier.parents, frontier.tokens)
-        trees = growth.trees(
+        depths = [request.max_depth for request in requests]
+        grown = growth.trees(
             [request.ids[-1] for request in requests],
             [request.max_nodes for request in requests],
-            [request.max_depth for request in requests],
+            depths,
         )
-        return _drafts(trees, torch.stack(firsts, 1), [request.max_depth for request in requests])
+        states = torch.stack(firsts, 1)
+        return [
+            Draft(tree, own[:depth], chances=chances)
+            for (tree, chances), own, depth in zip(grown, states, depths, strict=True)
+        ]
 
     def _fill(self, requests: Sequence[DraftRequest], shape: TreeShape) -> list[Draft]:
         """Fills a fixed shape, cut to what each row may have."""
@@ -131,7 +136,9 @@ class HeadsDrafter:
             by_node = [ranked[path][row] if path in ranked else [] for path in ((), *own.paths)]
             trees.append(own.fill(request.ids[-1], by_node))
             depths.append(own.depth)
-        return _drafts(trees, states, depths)
+        return [
+            Draft(tree, own[:depth]) for tree, own, depth in zip(trees, states, depths, strict=True)
+        ]
 
     def _rank(
         self, requests: Sequence[DraftRequest], shape: TreeShape
@@ -163,10 +170,3 @@ def _inner_levels(shape: TreeShape) -> list[list[Path]]:
     """Returns the nodes that have children, by depth, in the order of ranks."""
     inner = sorted({path[:-1] for path in shape.paths})
     return [[path for path in inner if len(path) == depth] for depth in range(shape.depth)]
-
-
-def _drafts(trees: Sequence[TokenTree], states: torch.Tensor, depths: Sequence[int]) -> list[Draft]:
-    """Returns drafts with those of the states [B, depth, C] that lie within each row's depth."""
-    return [
-        Draft(tree, own[:depth]) for tree, own, depth in zip(trees, states, depths, strict=True)
-    ]

@@ -69,8 +69,8 @@ class Growth:
 
     def trees(
         self, roots: Sequence[int], max_nodes: Sequence[int], max_depths: Sequence[int]
-    ) -> list[TokenTree]:
-        """Returns each row's tree of its likeliest candidates, likeliest first.
+    ) -> list[tuple[TokenTree, tuple[float, ...]]]:
+        """Returns each row's tree of its likeliest candidates, likeliest first, and the probability of each node.
 
         Args:
             roots: token of each root.
@@ -78,20 +78,22 @@ class Growth:
             max_depths: depth of each tree.
         """
         # Stable: among equals the parent, which is the earlier one, stays in front.
-        order = torch.cat(self._scores, 1).sort(dim=-1, descending=True, stable=True).indices
+        sums, order = torch.cat(self._scores, 1).sort(dim=-1, descending=True, stable=True)
+        chances = sums.exp().tolist()
         tokens = torch.cat(self._tokens, 1).tolist()
         parents = torch.cat(self._parents, 1).tolist()
         trees = []
         for row, numbers in enumerate(order.tolist()):
             end = self._ends[min(max_depths[row], len(self._ends)) - 1]
             node_of = {-1: 0}
-            kept, before = [roots[row]], [-1]
-            for number in numbers:
+            kept, before, likely = [roots[row]], [-1], [1.0]
+            for number, chance in zip(numbers, chances[row], strict=True):
                 if len(kept) == max_nodes[row]:
                     break
                 if number < end:  # of a level within the depth
                     node_of[number] = len(kept)
                     kept.append(tokens[row][number])
                     before.append(node_of[parents[row][number]])
-            trees.append(TokenTree(tuple(kept), tuple(before)))
+                    likely.append(chance)
+            trees.append((TokenTree(tuple(kept), tuple(before)), tuple(likely)))
         return trees

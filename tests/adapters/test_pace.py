@@ -141,3 +141,28 @@ def test_a_drafter_with_nothing_to_say_yet_is_asked_again() -> None:
     for _ in range(40):  # roots alone: what trees cost is not known, so nothing speaks against them
         costs.forward.observe(1, 1.0)
     assert pace_of(costs).begin().max_nodes > 1
+
+
+def drafted(*chances: float) -> Draft:
+    """A draft whose nodes all follow the root."""
+    count = len(chances)
+    tree = TokenTree(tuple(range(count + 1)), (-1, *[0] * count))
+    return Draft(tree, chances=(1.0, *chances))
+
+
+def test_trees_that_say_how_likely_they_are_are_cut_to_what_pays() -> None:
+    costs = known(0.0)
+    pace = pace_of(costs)
+    first = pace.begin()
+    assert first.max_nodes == 16, "nobody said so yet"
+    assert pace.width(first, [drafted(0.5, 0.4)]) == 16
+    step = pace.begin()
+    assert step.max_nodes == 32
+    step.draft([DraftRequest(row=0, ids=[5], hidden=None, max_depth=9, max_nodes=32)])
+    assert pace.width(step, [drafted(*[0.5] * 31)]) == 16, "a forward of more costs far more"
+    pace.end(step, [Taken(nodes=16, accepted=3, emitted=3)])
+    assert pace_of(costs, SEVEN).begin().max_nodes == 7, "a number that is set stays"
+    fixed = pace_of(costs, SEVEN)
+    assert fixed.width(fixed.begin(), [drafted(*[0.5] * 6)]) == 7
+    assert pace.width(pace.begin(), [Draft(TokenTree.chain((1, 2)))]) == 32
+    assert pace.begin().max_nodes == 16, "this drafter says nothing"

@@ -23,7 +23,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "half a node": ({"max_nodes": 2.5}, "speculation.max_nodes"),
     "depth": ({"depth": True}, "speculation.depth"),
     "self_budget": ({"self_budget": 0}, "speculation.self_budget"),
-    "ngram_min": ({"ngram_min": 5}, "up to ngram_max"),
+    "ngram_min": ({"ngram_min": 9}, "up to ngram_max"),
     "threshold": ({"typical_threshold": float("nan")}, "speculation.typical_threshold"),
     "alpha": ({"typical_alpha": 0}, "speculation.typical_alpha"),
     "heads": ({"heads": None}, "speculation.heads"),

@@ -208,7 +208,12 @@ def test_growth_keeps_a_tree_whatever_the_scores(
         tokens = torch.arange(3) + 10 * k
         chosen = growth.add(torch.tensor([level, level[::-1]]), tokens.expand(2, 3))
         assert chosen.tokens.shape[1] <= frontier
-    trees = growth.trees([5, 6], [max_nodes, 3], [max_depth, 1])  # TokenTree checks itself
+    grown = growth.trees([5, 6], [max_nodes, 3], [max_depth, 1])  # TokenTree checks itself
+    trees = [tree for tree, _ in grown]
+    for tree, chances in grown:
+        assert len(chances) == len(tree)
+        assert list(chances) == sorted(chances, reverse=True)
+        assert 0 <= chances[-1] <= chances[0] == 1
     assert [tree.tokens[0] for tree in trees] == [5, 6]
     width = 1
     available = 1

@@ -9,7 +9,7 @@ from reference_spec import reference_ngram, token_paths
 
 from oval_core.errors import ConfigError
 from oval_spec.drafter import DraftRequest
-from oval_spec.ngram import MAX_MATCHES, NgramDrafter
+from oval_spec.ngram import LEAST_CHANCE, MAX_MATCHES, NgramDrafter
 
 
 def request(ids: list[int], row: int = 0, depth: int = 5, nodes: int = 16) -> DraftRequest:
@@ -36,14 +36,18 @@ def test_finds_what_every_place_says(
     for step in [0, *steps]:
         end = min(end + step, len(text))
         ids = text[:end]
-        tree, length = drafter.propose(request(ids, depth=depth, nodes=nodes))
-        paths, expected = reference_ngram(
-            ids, least + more, least, min(own, depth), nodes, MAX_MATCHES
-        )
-        assert length == expected
-        assert {path[1:] for path in token_paths(tree)[1:]} == paths
-        assert tree.tokens[0] == ids[-1]
-        assert len(tree) <= max(1, nodes)
+        found = drafter.find(request(ids, depth=depth, nodes=nodes))
+        chances, expected = reference_ngram(ids, least + more, least, min(own, depth), MAX_MATCHES)
+        assert found.length == expected
+        assert found.tree.tokens[0] == ids[-1]
+        paths = [path[1:] for path in token_paths(found.tree)]
+        assert found.chances[1:] == pytest.approx([chances[path] for path in paths[1:]])
+        assert list(found.chances) == sorted(found.chances, reverse=True)
+        left = [chance for path, chance in chances.items() if path not in paths]
+        if len(found.tree) < nodes:
+            assert all(chance < LEAST_CHANCE for chance in left)
+        assert all(chance <= found.chances[-1] + 1e-12 for chance in left)
+        assert len(found.tree) <= max(1, nodes)
 
 
 @settings(deadline=None, derandomize=True)
@@ -62,33 +66,34 @@ def test_the_longest_run_decides() -> None:
     # After (1, 2, 3) came 7; after (2, 3) alone came 8, later and twice.
     ids = [1, 2, 3, 7, 9, 2, 3, 8, 0, 2, 3, 8, 5, 1, 2, 3]
     long = NgramDrafter(ngram_max=3, ngram_min=2, depth=1)
-    assert long.propose(request(ids))[0].tokens == (3, 7)
-    assert long.propose(request(ids))[1] == 3
+    assert long.find(request(ids)).tree.tokens == (3, 7)
+    assert long.find(request(ids)).length == 3
     short = NgramDrafter(ngram_max=2, ngram_min=2, depth=1)
-    assert short.propose(request(ids))[0].tokens == (3, 8, 7)
-    assert short.propose(request(ids, nodes=2))[0].tokens == (3, 8)
+    assert short.find(request(ids)).tree.tokens == (3, 8, 7)
+    assert short.find(request(ids, nodes=2)).tree.tokens == (3, 8)
 
 
 def test_what_came_more_often_beats_what_came_last() -> None:
     ids = [4, 4, 1, 0, 4, 4, 1, 5, 4, 4, 2, 6, 4, 4]
     drafter = NgramDrafter(ngram_max=2, ngram_min=2, depth=2)
-    tree = drafter.propose(request(ids, nodes=4))[0]
+    tree = drafter.find(request(ids, nodes=4)).tree
     assert token_paths(tree) == [(4,), (4, 1), (4, 2), (4, 2, 6)]
 
 
 def test_of_equally_frequent_ones_the_latest_is_first() -> None:
     ids = [4, 4, 1, 0, 4, 4, 2, 0, 4, 4]
     drafter = NgramDrafter(ngram_max=2, ngram_min=2, depth=2)
-    tree = drafter.propose(request(ids))[0]
-    assert token_paths(tree) == [(4,), (4, 2), (4, 2, 0), (4, 1), (4, 1, 0)]
+    tree = drafter.find(request(ids)).tree
+    assert token_paths(tree) == [(4,), (4, 2), (4, 1), (4, 2, 0), (4, 1, 0)]
 
 
 def test_a_text_of_one_token_takes_bounded_work() -> None:
     drafter = NgramDrafter(ngram_max=4, ngram_min=2, depth=5)
     ids = [3] * 8000
-    tree, length = drafter.propose(request(ids))
-    assert length == 4
-    assert tree.tokens == (3,) * 6, "the latest places end early, those before say more"
+    found = drafter.find(request(ids))
+    assert found.length == 4
+    assert found.tree.tokens == (3,) * 6, "the latest places end early, those before say more"
+    assert found.chances[5] > 0.9, "it was so every time"
     index = drafter._rows[0]
     assert len(index.earlier()[1]) == MAX_MATCHES
     # What a step adds to the index is one entry a length of run, whatever the text's length.

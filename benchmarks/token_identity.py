@@ -1,0 +1,203 @@
+"""Are speculative texts Hugging Face's, token for token? Every drafter on every prompt, in float32, greedily.
+
+    python benchmarks/token_identity.py --prompts spec_bench.jsonl --out FOLDER            (goes on where it was cut off)
+    python benchmarks/token_identity.py --prompts spec_bench.jsonl --out FOLDER --part 0/2  (in two processes; then all)
+
+Hugging Face decodes each batch by itself. On OVAL the prompt is read once and each drafter goes on from a copy of that
+cache, as a second turn would. Every 20th prompt is also decoded with logits processors and stopping rules, the prompt
+included. The last line of stdout is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from oval_adapters.bench.machine import machine, versions
+from oval_adapters.cli.progress import step_bar
+from oval_adapters.evaluation.prompt_files import read_prompts
+
+if TYPE_CHECKING:
+    import torch
+
+    from oval_adapters import Attachment
+
+DRAFTERS: Mapping[str, Mapping[str, Any]] = {
+    "medusa": {"drafter": "medusa", "max_nodes": 8},
+    "hybrid": {"drafter": "hybrid", "max_nodes": 8},
+    "ngram": {"drafter": "ngram", "max_nodes": 8},
+    "draft": {"drafter": "draft", "draft_model": "smol", "depth": 3},
+    "self": {"drafter": "self", "self_policy": "window", "self_budget": 128, "depth": 3},
+}
+"""Eight nodes a tree: identity does not hang on how many, and this machine computes float32 slowly."""
+EVERY = 20
+"""Of the prompts, every 20th is also decoded with processors."""
+
+
+class EndsOnSeven:
+    """A stopping criterion of a user's own: the row ends with the first token whose id can be divided by 7 and 3."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        """Returns which rows end, bool [B]."""
+        return input_ids[:, -1] % 21 == 0
+
+
+def main() -> None:
+    """Decodes what is missing, then counts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="one file a batch")
+    parser.add_argument("--model", default="smol")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--limit", type=int, help="only the first so many prompts")
+    parser.add_argument("--part", default="0/1", help="which of how many processes this is")
+    parser.add_argument("--json", action="store_true", help="the last line is JSON always")
+    options = parser.parse_args()
+    part, parts = map(int, options.part.split("/"))
+    prompts = read_prompts(options.prompts)[: options.limit]
+    jobs = [*_batches(prompts, options.batch_size), *_varied(prompts, options.batch_size)]
+    options.out.mkdir(parents=True, exist_ok=True)
+    left = [job for job in jobs[part::parts] if not _file(options.out, job).is_file()]
+    if left:
+        _decode(options, left)
+    if all(_file(options.out, job).is_file() for job in jobs):
+        rows = [json.loads(_file(options.out, job).read_text("utf-8")) for job in jobs]
+        print(json.dumps(_summary(options, rows)))
+
+
+def _batches(prompts: list[Any], size: int) -> Iterator[dict[str, Any]]:
+    ordered = sorted(prompts, key=lambda prompt: len(prompt.text))
+    for i in range(0, len(ordered), size):
+        group = ordered[i : i + size]
+        names = [prompt.name for prompt in group]
+        yield {"what": "plain", "names": names, "texts": [prompt.text for prompt in group]}
+
+
+def _varied(prompts: list[Any], size: int) -> Iterator[dict[str, Any]]:
+    for what in ("repetition_penalty", "bad_words", "min_length", "stop_strings", "criterion"):
+        for job in _batches(prompts[::EVERY], size):
+            yield {**job, "what": what}
+
+
+def _file(folder: Path, job: Mapping[str, Any]) -> Path:
+    return folder / f"{job['what']}-{job['names'][0]}.json"
+
+
+def _decode(options: argparse.Namespace, jobs: list[dict[str, Any]]) -> None:
+    import torch
+
+    from oval_adapters import attach
+    from oval_adapters.load_model import load_model, load_tokenizer
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    model, tokenizer = load_model(options.model, "float32"), load_tokenizer(options.model)
+    tokenizer.padding_side = "left"
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    with attach(model) as oval, step_bar(Console(stderr=True)) as tick:
+        for done, job in enumerate(jobs, 1):
+            inputs = tokenizer.apply_chat_template(
+                [[{"role": "user", "content": text}] for text in job["texts"]],
+                add_generation_prompt=True,
+                return_dict=True,
+                return_tensors="pt",
+                padding=True,
+            )
+            found = _compare(oval, dict(inputs), job, tokenizer, options.max_new_tokens)
+            path = _file(options.out, job)
+            path.with_suffix(".partial").write_text(json.dumps(found), encoding="utf-8")
+            path.with_suffix(".partial").replace(path)
+            tick("batches", done, len(jobs))
+
+
+def _compare(
+    oval: Attachment, inputs: dict[str, Any], job: Mapping[str, Any], tokenizer: Any, length: int
+) -> dict[str, Any]:
+    """Returns by drafter which texts are Hugging Face's."""
+    import torch
+
+    model, ids, mask = oval.model, inputs["input_ids"], inputs["attention_mask"]
+    settings = {"do_sample": False, "max_new_tokens": length, "pad_token_id": tokenizer.pad_token_id}
+    settings |= _extras(job["what"], tokenizer)
+    call = {"input_ids": ids, "attention_mask": mask, **settings}
+    expected = model.generate(use_oval=False, **call)
+    ended = int((expected[:, -1] == tokenizer.eos_token_id).sum())
+    found: dict[str, Any] = {"what": job["what"], "names": job["names"], "ended": ended, "same": {}}
+    prompt = None
+    if job["what"] == "plain":
+        prompt = oval.new_cache(length)
+        with torch.no_grad():
+            places = (mask.cumsum(1) - 1).clamp(min=0)
+            model(ids[:, :-1], attention_mask=mask[:, :-1], position_ids=places[:, :-1],
+                  cache=prompt, use_cache=True, logits_to_keep=1)  # fmt: skip
+    for name, speculation in {"none": {"drafter": "none"}, **DRAFTERS}.items():
+        extra = {} if prompt is None else {"cache": prompt.copy()}
+        if prompt is None and name in ("draft", "self"):
+            continue
+        before = oval.counters.forwards
+        text = model.generate(
+            custom_generate=oval.speculative,
+            speculation={**speculation, "turns_off": False},
+            **extra,
+            **call,
+        )
+        found["same"][name] = [_same(own, other) for own, other in zip(expected, text, strict=True)]
+        found.setdefault("forwards", {})[name] = oval.counters.forwards - before
+    return found
+
+
+def _same(expected: torch.Tensor, text: torch.Tensor) -> bool:
+    return expected.tolist() == text.tolist()
+
+
+def _extras(what: str, tokenizer: Any) -> dict[str, Any]:
+    words = [tokenizer(word, add_special_tokens=False).input_ids for word in (" the", " and", "\n")]
+    return {
+        "plain": {},
+        "repetition_penalty": {"repetition_penalty": 1.3},
+        "bad_words": {"bad_words_ids": words},
+        "min_length": {"min_new_tokens": 60},
+        "stop_strings": {"stop_strings": ["ing ", ". The", "\n\n"], "tokenizer": tokenizer},
+        "criterion": {"stopping_criteria": [EndsOnSeven()]},
+    }[what]
+
+
+def _summary(options: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    import torch
+
+    totals: dict[str, Counter[str]] = {}
+    parted: list[dict[str, str]] = []
+    for row in rows:
+        for drafter, same in row["same"].items():
+            total = totals.setdefault(row["what"], Counter())
+            total[drafter] += sum(same)
+            parted += [
+                {"what": row["what"], "drafter": drafter, "prompt": name}
+                for name, is_same in zip(row["names"], same, strict=True)
+                if not is_same
+            ]
+    prompts = Counter[str]()
+    for row in rows:
+        prompts[row["what"]] += len(row["names"])
+    return {
+        "prompts": dict(prompts),
+        "identical": {what: dict(total) for what, total in totals.items()},
+        "parted": parted,
+        "max_new_tokens": options.max_new_tokens,
+        "batch_size": options.batch_size,
+        "model": options.model,
+        "dtype": "float32",
+        "versions": versions(),
+        "machine": machine(torch.device("cpu")),
+    }
+
+
+if __name__ == "__main__":
+    main()
