@@ -44,7 +44,7 @@ EVERY = 20
 class EndsOnSeven:
     """A stopping criterion of a user's own: the row ends with the first token whose id can be divided by 7 and 3."""
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Returns which rows end, bool [B]."""
         return input_ids[:, -1] % 21 == 0
 
@@ -124,7 +124,11 @@ def _compare(
     import torch
 
     model, ids, mask = oval.model, inputs["input_ids"], inputs["attention_mask"]
-    settings = {"do_sample": False, "max_new_tokens": length, "pad_token_id": tokenizer.pad_token_id}
+    settings = {
+        "do_sample": False,
+        "max_new_tokens": length,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     settings |= _extras(job["what"], tokenizer)
     call = {"input_ids": ids, "attention_mask": mask, **settings}
     expected = model.generate(use_oval=False, **call)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oval_adapters.bench.recall_values import ALL, RecallSettings
+from oval_adapters.bench.recall_values import ALL, AUTO, RecallSettings
 from oval_adapters.routing.resolve import resolve_router, shipped_routers
 from oval_core.routing.output_aware import OutputAwareRouter
 from oval_core.routing.registry import MEASURED_ONLY, ROUTER_NAMES, create_router
@@ -55,7 +55,7 @@ class Contender:
 def check_routers(settings: RecallSettings) -> None:
     """Raises `ConfigError` where a name is no router and no folder with one, before a model is loaded."""
     for name in settings.routers:
-        if name != ALL and name not in shipped_routers():
+        if name not in (ALL, AUTO) and name not in shipped_routers():
             create_router(name)
 
 
@@ -67,11 +67,14 @@ def contenders(settings: RecallSettings, model: PreTrainedModel) -> list[Contend
     """
     found: dict[str, Contender] = {}
     for name in settings.routers:
-        if name == ALL:
-            found |= {known: _by_name(known) for known in ROUTER_NAMES}
-            shipped = resolve_router(settings.routing(1.0, router="auto"), model)
-            if isinstance(shipped, OutputAwareRouter):
-                found[shipped.name] = _trained(shipped.name, shipped)
+        if name in (ALL, AUTO):
+            if name == ALL:
+                found |= {known: _by_name(known) for known in ROUTER_NAMES}
+            own = resolve_router(settings.routing(1.0, router=AUTO), model)
+            if isinstance(own, OutputAwareRouter):
+                found[own.name] = _trained(own.name, own)
+            else:
+                found[own.name] = _by_name(own.name)
         elif name in ROUTER_NAMES:
             found[name] = _by_name(name)
         else:

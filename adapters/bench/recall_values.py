@@ -16,6 +16,7 @@ MEAN = "mean"
 """Stands for a kind: the mean of all kinds."""
 
 ALL = "all"
+AUTO = "auto"
 """Stands for a router: all that need no training, and the one that ships for the model."""
 
 FLAVOURS = ("single", "later")
@@ -45,7 +46,7 @@ class RecallSettings:
         kinds: sorts of passages.
         budgets: shares of the text that a layer reads.
         leads: steps for which a selection stands.
-        routers: names, folders with trained routers, or `all`.
+        routers: names, folders with trained routers, `auto` (what routing takes by default), or `all`.
         loops: what a replayed router sees: `closed`: what it read; `open`: everything.
         replays: whether signals are replayed on recorded attention.
         decode: whether models also decode with the routers.

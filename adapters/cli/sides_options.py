@@ -32,7 +32,7 @@ Heads = Annotated[str | None, _option(metavar="builtin|FOLDER", help="Heads of m
 DraftModel = Annotated[str | None, _option(help="Model of the drafter draft.")]
 Tree = Annotated[str | None, _option(help="Shape of a tree of heads.")]
 MaxNodes = Annotated[int | None, _option(help="Nodes of a tree, the last token included.")]
-Depth = Annotated[int | None, _option(help="Tokens that draft, self and ngram propose in a row.")]
+Depth = Annotated[int | None, _option(help="Tokens that draft and self propose in a row.")]
 Typical = Annotated[
     bool | None, _option("--typical", help="Medusa's typical acceptance: faster, lossy.")
 ]

@@ -35,7 +35,7 @@ Tree = Annotated[
 MaxNodes = Annotated[
     int | None, _option(help="Tokens a forward verifies; chosen by its cost if not given.")
 ]
-Depth = Annotated[int | None, _option(help="Tokens that draft, self and ngram propose in a row.")]
+Depth = Annotated[int | None, _option(help="Tokens that draft and self propose in a row.")]
 Typical = Annotated[
     bool | None, _option("--typical", help="Medusa's typical acceptance: faster, lossy.")
 ]

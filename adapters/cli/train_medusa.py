@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oval_adapters.cli.bench_options import AsJson, Dtype, Model, Plot
+from oval_adapters.cli.bench_options import AsJson, Model, Plot
 from oval_adapters.training.medusa_settings import MedusaTraining
 from oval_spec.training.config import HeadTrainingConfig
 
@@ -99,7 +99,9 @@ def medusa_command(
     validate_every: ValidateEvery = _LOOP.validate_every,
     save_every: SaveEvery = _LOOP.save_every,
     seed: Seed = _LOOP.seed,
-    dtype: Dtype = "bfloat16",
+    dtype: Annotated[
+        str, typer.Option(help="Of the model while it answers: float32, bfloat16 or float16.")
+    ] = "bfloat16",
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:

@@ -55,6 +55,7 @@ class HeadsDrafter:
     shape: of the lowest ranks), the root's first.
     """
 
+    name = "medusa"
     needs_hidden = True
 
     def __init__(
@@ -75,7 +76,6 @@ class HeadsDrafter:
                     f"drafter of heads: got a tree of {widest} ranks and {len(rows)} draft tokens. Allowed: up to as many "
                     "ranks as tokens. Use a narrower tree."
                 )
-        self.name = "sequential" if heads.is_sequential else "medusa"
         self.heads = heads
         self.shape = shape
         self.beam = beam or Beam()

@@ -14,7 +14,14 @@ from transformers import PreTrainedModel
 from typer.testing import CliRunner, Result
 
 from oval_adapters.bench import recall
-from oval_adapters.bench.recall_values import LoopRow, PasskeyRow, RecallRow, parse_shares
+from oval_adapters.bench.recall_routers import check_routers, contenders
+from oval_adapters.bench.recall_values import (
+    LoopRow,
+    PasskeyRow,
+    RecallRow,
+    RecallSettings,
+    parse_shares,
+)
 from oval_adapters.cli.app import create_app
 from oval_adapters.routing.resolve import model_facts
 from oval_core.errors import ConfigError
@@ -146,6 +153,12 @@ def test_a_router_of_other_groups_of_layers(
     result = run(*quick, "--routers", tmp_path)
     assert result.exit_code == 2
     assert "routing.layer_groups: got 2" in result.stderr
+
+
+def test_auto_is_what_routing_takes(model: PreTrainedModel) -> None:
+    settings = RecallSettings(data=("a.txt",), routers=("auto", "quest"))
+    check_routers(settings)
+    assert [own.signal for own in contenders(settings, model)] == ["sketch", "quest"]
 
 
 def test_ctrl_c_keeps_the_rows_that_are_done(
