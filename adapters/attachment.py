@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import itertools
 import threading
 import weakref
@@ -15,17 +14,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from oval_adapters.attention_switch import AttentionSwitch
+from oval_adapters.cache_checks import check_positions
 from oval_adapters.config_files import load_config
-from oval_adapters.families import decoder_family
+from oval_adapters.decoder_calls import check_call, decoder_of, named_arguments, positions_of
+from oval_adapters.decoder_run import DecoderRun
+from oval_adapters.families import decoder_family, image_family
 from oval_adapters.generate import wrap_generate
 from oval_adapters.hf_attention import register, unregister
-from oval_adapters.hf_cache import OvalCache, check_positions
-from oval_adapters.interrupts import hold_interrupts
+from oval_adapters.hf_cache import OvalCache
 from oval_adapters.linears import patch_linears
 from oval_adapters.patch import OvalCall, Patch
-from oval_adapters.pieces import merge_outputs, split_call
 from oval_adapters.routing.resolve import check_router, resolve_router, resolve_sizer
 from oval_adapters.speculative.speculative import Speculative
+from oval_adapters.vision.prefill_routing import PrefillRouting
+from oval_adapters.vision.prefill_settings import create_choice
+from oval_adapters.vision.vision import Vision
+from oval_adapters.vision.vision_settings import with_vision
 from oval_core.attention import create_backend
 from oval_core.config import OvalConfig, check_int
 from oval_core.errors import CacheMismatchError, UnsupportedModelError
@@ -36,7 +40,7 @@ from oval_core.routing.router import Router
 from oval_core.tiers import check_tiers
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 __all__ = ["Attachment", "attach"]
 
@@ -71,11 +75,11 @@ class Attachment:
 
     def __init__(self, model: PreTrainedModel, config: OvalConfig) -> None:
         self.model = model
-        self.config = config
         self.counters = CacheCounters()
-        self._decoder = _decoder_of(model)
+        self._decoder = decoder_of(model)
         self._text_config = self._decoder.config
-        family = decoder_family(model.config)
+        family, images = decoder_family(model.config), image_family(model.config)
+        self.config = config = with_vision(config, model.config)
         self._windows = family.windows(self._text_config)
         self._drops_cache_above = family.drops_cache_above(self._text_config)
         weight = next(self._decoder.parameters())
@@ -88,6 +92,15 @@ class Attachment:
         if config.tiers is not None:
             check_tiers(config, len(self._windows))
         self.speculative = Speculative(self)
+        self._vision: Vision | None = None
+        self.image_routing: PrefillRouting | None = None
+        """What prompts read of images; None where they read all."""
+        if images is not None and config.vision is not None:
+            self._vision = Vision(model.base_model, images, config.vision, self.counters)
+            choice = create_choice(config.vision, model)
+            if choice is not None:
+                self.image_routing = PrefillRouting(choice, self._vision)
+                self._vision.keeps_pixels()
         self._name = f"oval-{next(_serial)}"
         self._switch = AttentionSwitch(self._text_config, self._name)
         self._thread = _ThreadState()
@@ -162,7 +175,26 @@ class Attachment:
             **self._routing_stats(),
             **self._tier_stats(),
             **self.speculative.stats(),
+            **self._vision_stats(),
         }
+
+    def _vision_stats(self) -> dict[str, Any]:
+        if self._vision is None:
+            return {}
+        routed = {} if self.image_routing is None else self.image_routing.stats()
+        return {"vision": {**self._vision.stats(), **routed}}
+
+    @torch.no_grad()
+    def read_images(self, cache: OvalCache) -> int:
+        """Reads every image token that prompts left unread; returns how many there were.
+
+        They see what lies before them in the text, as if they had been read in their turn; what came after them has not
+        seen them.
+        """
+        if self.image_routing is None:
+            return 0
+        like = self._decoder.get_input_embeddings().weight
+        return self.image_routing.read_all(cache, like, functools.partial(self._run.fill, cache))
 
     def _routing_stats(self) -> dict[str, Any]:
         routing = self.config.routing
@@ -190,6 +222,8 @@ class Attachment:
             self._switch.restore()
             unregister(self._name)
         self._patches = []
+        if self._vision is not None:
+            self._vision.clear()
         for paged in self._caches:
             paged.rest()  # a cache that is still held can be read, and no thread waits for more
 
@@ -200,18 +234,22 @@ class Attachment:
         self.detach()
 
     @contextlib.contextmanager
-    def generating(self, columns: int = 0, cached: int = 0) -> Iterator[None]:
+    def generating(self, prompt: torch.Tensor | None = None, cached: int = 0) -> Iterator[None]:
         """Marks that `generate` runs with an OVAL cache: a model that drops it is then found out.
 
         Args:
-            columns: of the text that the call brings; pieces of a long one are read as the whole would be.
-            cached: of these, those that the cache holds already.
+            prompt: text that the call brings, ids [B, L] or embeddings [B, L, C]; pieces of a long one are read as the
+                whole would be.
+            cached: of its columns, those that the cache holds already.
         """
+        columns = 0 if prompt is None else int(prompt.shape[1])
         state, before = self._thread, self._thread.prompt_columns
         state.generate_depth += 1
         state.prompt_columns = columns if self._is_long(cached, columns - cached) else 0
+        sees = contextlib.nullcontext() if self._vision is None else self._vision.generating(prompt, cached)  # fmt: skip
         try:
-            yield
+            with sees:
+                yield
         finally:
             state.generate_depth -= 1
             state.prompt_columns = before
@@ -234,17 +272,19 @@ class Attachment:
         self._patches = [
             Patch(self._decoder, "forward", self._wrap_forward),
             Patch(self.model, "generate", functools.partial(wrap_generate, self)),
+            *([] if self._vision is None else self._vision.install()),
             *linears,
         ]
 
     def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        self._run = DecoderRun(self, self._switch, original)
         return lambda *args, **kwargs: self._forward(original, args, kwargs)
 
     def _forward(
         self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """One forward of the decoder: plan, run on OVAL's attention, commit. Any error takes it back."""
-        named = {**self._names(args), **kwargs} if args else kwargs
+        named = {**named_arguments(self._decoder, args), **kwargs} if args else kwargs
         cache = named.get("cache", named.get("past_key_values"))
         states = named.get("inputs_embeds")
         if states is None:
@@ -259,76 +299,31 @@ class Attachment:
             raise CacheMismatchError(
                 "forward: got neither input_ids nor inputs_embeds. Allowed: one of them. Pass the new tokens."
             )
-        _check_call(named, self._text_config)
+        check_call(named, self._text_config)
         rows, num_queries = states.shape[:2]
         if not num_queries:
             raise CacheMismatchError(
                 f"forward: got no new token, {cache.get_seq_length()} are cached. Allowed: one a row at least. Pass a prompt, "
                 "or the whole text so far and what follows it."
             )
-        limit = cache.paged.max_new_tokens(rows)
+        cached, limit = cache.get_seq_length(), cache.paged.max_new_tokens(rows)
+        images = [] if self._vision is None else self._vision.parts(num_queries, cached)
+        unread = None
+        if self.image_routing is not None:
+            fill = functools.partial(self._run.fill, cache)
+            unread = self.image_routing.plan(cache, named, images, fill)
         if limit is None or num_queries <= limit or cache.is_held:
-            is_prompt = cache.get_seq_length() < self._thread.prompt_columns and not cache.is_held
-            return self._forward_on(cache, original, named, states, is_prompt)
-        return self._forward_in_pieces(cache, original, named, rows, num_queries, limit)
-
-    def _forward_in_pieces(
-        self,
-        cache: OvalCache,
-        original: Callable[..., Any],
-        kwargs: dict[str, Any],
-        rows: int,
-        num_queries: int,
-        limit: int,
-    ) -> Any:
-        """One forward as several, because fast memory takes only `limit` new tokens a row; any error takes all back."""
-        before = cache.get_seq_length()
-        cache.check(self, kwargs.get("attention_mask"), rows, num_queries)
-        outputs, is_long = [], self._is_long(before, num_queries)
-        try:
-            for piece in split_call(kwargs, num_queries, limit, before):
-                states = piece.get("inputs_embeds")
-                states = piece["input_ids"] if states is None else states
-                outputs.append(self._forward_on(cache, original, piece, states, is_long))
-        except BaseException:
-            if before:
-                cache.crop(before - cache.get_seq_length())
-            else:
-                cache.reset()
-            raise
-        wants_tuple = kwargs.get("return_dict", self._text_config.return_dict) is False
-        merged = merge_outputs(outputs, wants_tuple)
-        if cache.keeps_hidden:
-            cache.last_hidden = merged[0]
-        return merged
-
-    def _forward_on(
-        self,
-        cache: OvalCache,
-        original: Callable[..., Any],
-        kwargs: dict[str, Any],
-        states: torch.Tensor,
-        is_prompt: bool,
-    ) -> Any:
-        mask, (rows, num_queries) = kwargs.get("attention_mask"), states.shape[:2]
-        with hold_interrupts():
-            cache.begin(self, mask, rows, num_queries, states.device, is_prompt)
-        kwargs["attention_mask"] = states.new_empty(1, 1, 0, 0)  # 4-D: transformers builds no mask
-        try:
-            with self._switch.oval():
-                output = original(**kwargs)
-        except BaseException:
-            with hold_interrupts():
-                cache.abort()
-            raise
-        with hold_interrupts():
-            cache.commit(output[0])
+            is_prompt = cached < self._thread.prompt_columns and not cache.is_held
+            output = self._run.whole(cache, named, states, is_prompt, images, unread)
+        else:
+            is_long = self._is_long(cached, num_queries)
+            wants_tuple = named.get("return_dict", self._text_config.return_dict) is False
+            output = self._run.in_pieces(
+                cache, named, states, limit, is_long, images, unread, wants_tuple=wants_tuple
+            )
+        if any(images):
+            cache.image_views.add(cached, images, positions_of(named, states, cached))
         return output
-
-    def _names(self, args: tuple[Any, ...]) -> dict[str, Any]:
-        # of the class: an instance's forward may be wrapped by someone as (*args, **kwargs)
-        bound = inspect.signature(type(self._decoder).forward).bind_partial(self._decoder, *args)
-        return dict(list(bound.arguments.items())[1:])  # without self
 
     def _check_dropped(self, num_tokens: int) -> None:
         limit = self._drops_cache_above
@@ -348,34 +343,3 @@ class _ThreadState(threading.local):
     """Columns of the running `generate` that are its prompt, or a long turn: forwards that begin there belong to it."""
     on_oval = False
     """Whether its last decoder forward used an OVAL cache; the LM head runs after it."""
-
-
-def _decoder_of(model: PreTrainedModel) -> torch.nn.Module:
-    if not hasattr(model, "generate") or not hasattr(model, "get_decoder"):
-        raise UnsupportedModelError(
-            f"attach: got {type(model).__name__}. Allowed: a transformers model with generate(), such as "
-            "LlamaForCausalLM or LlavaForConditionalGeneration. Load one and pass it."
-        )
-    if model.config.is_encoder_decoder:
-        raise UnsupportedModelError(
-            f"attach: got an encoder-decoder model ({model.config.model_type}). Allowed: decoders. "
-            "Run this model without OVAL."
-        )
-    return model.get_decoder()
-
-
-def _check_call(kwargs: dict[str, Any], config: PretrainedConfig) -> None:
-    if torch.is_grad_enabled():
-        raise CacheMismatchError(
-            "a forward with an OVAL cache ran with gradients on. Allowed: inference. Wrap the call in "
-            "torch.no_grad(), or train without a cache."
-        )
-    if isinstance(kwargs.get("attention_mask"), dict):
-        raise UnsupportedModelError(
-            "attention_mask: got a dict of ready masks. Allowed: a 2-D or 4-D tensor, or None. Pass the 2-D mask."
-        )
-    if kwargs.get("output_attentions", config.output_attentions):
-        raise UnsupportedModelError(
-            "output_attentions=True: OVAL never builds the weights. Allowed: False. Run such a call with "
-            "use_oval=False and attn_implementation='eager'."
-        )

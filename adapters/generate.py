@@ -67,8 +67,8 @@ def wrap_generate(attachment: Attachment, original: Callable[..., Any]) -> Calla
             _log.warning("oval_router is not used: the call brings a cache, which has its router.")
         if not attachment.owns(own):
             return original(*args, **kwargs)
-        columns = 0 if prompt is None else int(prompt.shape[1])
-        with attachment.generating(columns, own.get_seq_length()):
+        _warn_of_padding(kwargs.get("attention_mask"))
+        with attachment.generating(prompt, own.get_seq_length()):
             return _closing(made, original, args, kwargs)
 
     return generate
@@ -134,6 +134,16 @@ def _prompt(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | Non
             prompt: torch.Tensor = value
             return prompt
     return None
+
+
+def _warn_of_padding(mask: torch.Tensor | None) -> None:
+    if mask is None or mask.ndim != 2 or not mask.shape[1]:
+        return
+    if bool((mask.bool().any(1) & ~mask[:, -1].bool()).any()):
+        _log.warning(
+            "attention_mask has 0 in its last column (padding on the right): such rows go on from a padding token, where "
+            "texts are nobody's and differ from Hugging Face's. Set tokenizer.padding_side = 'left'."
+        )
 
 
 def _check_not_ours(cache: object) -> None:

@@ -10,15 +10,20 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import DynamicCache
 
+from oval_adapters.cache_checks import check_length, check_rows
 from oval_adapters.columns import ColumnMap
 from oval_adapters.held import Held, Tree
 from oval_adapters.hf_attention import VIEW_KEY, LayerView
+from oval_adapters.hf_cache_api import HfCacheApi
 from oval_adapters.hf_layer import OvalLayer
 from oval_adapters.interrupts import hold_interrupts
 from oval_adapters.ready_mask import additive
-from oval_core.errors import CacheMismatchError, PromptTooLongError, UnsupportedModelError
+from oval_adapters.vision.gathering import Gathering
+from oval_adapters.vision.row_images import ImageLog, RowImage
+from oval_adapters.vision.unread import UnreadImages
+from oval_core.errors import CacheMismatchError, UnsupportedModelError
 from oval_core.metrics import StepMetrics
 from oval_core.paged_cache import PagedCache
 from oval_core.policy import SelectionPolicy
@@ -28,10 +33,13 @@ from oval_core.values import RowRequest
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+    from oval_adapters.vision.filling import Filling
+    from oval_adapters.vision.placement import Parts
+
 __all__ = ["OvalCache"]
 
 
-class OvalCache(Cache):
+class OvalCache(HfCacheApi):
     """Paged cache of one batch, for the model whose attachment made it (`oval.new_cache()`).
 
     Any Hugging Face code may hold it: `generate`, beam search, assisted decoding, a later turn. Only forwards
@@ -53,6 +61,9 @@ class OvalCache(Cache):
         self._config = text_config
         self._windows = windows
         self._columns = ColumnMap()
+        self._images = ImageLog()
+        self.image_views = UnreadImages()
+        """Images of the prompts, with their columns, read or not."""
         self._held: Held | None = None
         self._is_whole = True
         self.keeps_hidden = False
@@ -62,24 +73,20 @@ class OvalCache(Cache):
         self._views = [LayerView(paged, i, window) for i, window in enumerate(windows)]
 
     @property
-    def num_layers(self) -> int:
-        """Decoder layers."""
-        return len(self.layers)
-
-    @property
-    def batch_size(self) -> int:
-        """Rows of the batch, or -1 before the first forward, as Hugging Face has it."""
-        return self.paged.batch_size or -1
-
-    @property
-    def is_initialized(self) -> bool:
-        """Whether a token was written."""
-        return self._columns.length > 0
-
-    @property
     def is_held(self) -> bool:
         """Whether `hold` was called, and neither `accept` nor `abort` since."""
         return self._held is not None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row, padding not counted; empty before the first forward."""
+        return [seq.length for seq in self.paged.table.sequences]
+
+    @property
+    def images(self) -> tuple[tuple[RowImage, ...], ...]:
+        """What images each row holds, in the order of its text."""
+        self._settle("images")
+        return self._images.images(self.paged.table.sequences)
 
     @property
     def last_step(self) -> StepMetrics | None:
@@ -94,7 +101,9 @@ class OvalCache(Cache):
         num_queries: int,
         device: torch.device,
         is_prompt: bool = False,
-    ) -> None:
+        images: Sequence[Parts] = (),
+        unread: torch.Tensor | None = None,
+    ) -> Gathering | None:
         """Plans one forward; called by the attachment before the decoder runs.
 
         Args:
@@ -104,12 +113,44 @@ class OvalCache(Cache):
             num_queries: T, padding included.
             device: device of the decoder.
             is_prompt: whether it is a piece of a prompt or of a long turn, which policies that select read whole.
+            images: by row, which columns are images; nothing where all are text.
+            unread: bool [B, T] columns that the decoder is not to get, though they count; None for none.
+        Returns:
+            Which columns the decoder is to get; None for all.
         Raises:
             CacheMismatchError: another model, another batch size, a mask of the wrong shape.
             PromptTooLongError: the text would outgrow the model's positions.
         """
-        requests, bias = self.check(owner, attention_mask, batch_size, num_queries)
+        requests, bias = self.check(owner, attention_mask, batch_size, num_queries, unread)
         self._is_whole = False
+        if images:
+            lengths = self.lengths or [0] * batch_size
+            requests = self._images.begin(requests, images, lengths, self.paged.image_tile)
+        gathering = None
+        if unread is not None:
+            gathering = Gathering.of(self._columns.coming(batch_size, num_queries))
+            requests, num_queries = gathering.narrow(requests), gathering.width
+        self._begin(requests, num_queries, device, bias, is_prompt)
+        return gathering
+
+    def begin_filling(self, owner: object, filling: Filling) -> None:
+        """Plans a forward that reads image tokens which an earlier one left unread; see `Filling`."""
+        self._settle("forward")
+        rows, width = filling.inputs.shape[:2]
+        check_rows(owner is self.owner, self.paged.batch_size, rows)
+        self._is_whole = False
+        requests = self._columns.fill(filling.columns, width)
+        requests = filling.told(requests, self._images, self.lengths, self.paged.image_tile)
+        self._begin(requests, width, filling.inputs.device, None, is_prompt=True)
+
+    def _begin(
+        self,
+        requests: list[RowRequest],
+        num_queries: int,
+        device: torch.device,
+        bias: torch.Tensor | None,
+        is_prompt: bool,
+    ) -> None:
         policy = self.paged.policy
         if is_prompt and isinstance(policy, RoutedPolicy):
             policy.read_whole()
@@ -121,10 +162,11 @@ class OvalCache(Cache):
         attention_mask: torch.Tensor | None,
         batch_size: int,
         num_queries: int,
+        unread: torch.Tensor | None = None,
     ) -> tuple[list[RowRequest], torch.Tensor | None]:
         """Checks a forward before anything is done for it; returns what its rows bring and its additive mask."""
         self._settle("forward")
-        self._check_forward(owner, batch_size)
+        check_rows(owner is self.owner, self.paged.batch_size, batch_size)
         if self._held is not None:
             trees = self._held.check_forward(attention_mask, batch_size, num_queries)
             return self._columns.hold(trees, num_queries, with_columns=any(self._windows)), None
@@ -133,10 +175,14 @@ class OvalCache(Cache):
             want = (batch_size, self._config.num_attention_heads, num_queries)
             bias = additive(attention_mask, want, self._columns)
             attention_mask = None
+        with_columns = any(self._windows)
         requests = self._columns.request(
-            attention_mask, batch_size, num_queries, with_columns=any(self._windows)
+            attention_mask, batch_size, num_queries, with_columns=with_columns, unread=unread
         )
-        self._check_length(requests, num_queries)
+        # decoding past the last position is Hugging Face's own business: it warns
+        if num_queries > 1:
+            limit = getattr(self._config, "max_position_embeddings", None)
+            check_length(self.lengths, [request.num_new for request in requests], limit)
         return requests, bias
 
     def commit(self, hidden_states: torch.Tensor) -> None:
@@ -154,6 +200,7 @@ class OvalCache(Cache):
         num_queries = self.paged.plan.num_queries
         self.paged.commit(hidden)
         self._columns.commit(num_queries)
+        self.paged.counters.image_pages += self._images.commit()
         self._is_whole = True
 
     def hold(self, trees: Sequence[Tree]) -> None:
@@ -200,10 +247,6 @@ class OvalCache(Cache):
         if not self._is_whole:
             self._mend()
 
-    def max_new_tokens(self, rows: int) -> int | None:
-        """Returns how many tokens a row a held forward may bring; None where memory sets no limit."""
-        return self.paged.max_new_tokens(rows)
-
     @contextlib.contextmanager
     def drafting(self, policy: SelectionPolicy) -> Iterator[None]:
         """Lets forwards in the `with` block read by another policy; their tokens are dropped at its end.
@@ -246,18 +289,6 @@ class OvalCache(Cache):
         attention_kwargs[VIEW_KEY] = self._views[layer_idx]
         return key_states, value_states
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Returns the number of cached columns, padding included."""
-        return self._columns.length
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Returns (columns after a forward of `query_length`, offset 0)."""
-        return self._columns.length + query_length, 0
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Returns -1: the pool grows."""
-        return -1
-
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last columns of every row.
 
@@ -273,25 +304,12 @@ class OvalCache(Cache):
             )
         if tokens_to_remove < 0:
             with hold_interrupts():
-                self._is_whole = (
-                    False  # if the pages cannot follow now, they do before the next use
-                )
+                self._is_whole = False  # pages that cannot follow now do before the next use
                 kept = self._columns.crop(columns + tokens_to_remove, self.paged.batch_size)
                 self.paged.truncate(kept)
+                self._images.crop(kept)
+                self.image_views.crop(self._columns.length)
                 self._is_whole = True
-
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Makes row i what row beam_idx[i] was (beam search): pages are shared, not copied."""
-        self._select(beam_idx.tolist())
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeats each row `repeats` times, in place of the row."""
-        self._select([row for row in range(self.paged.batch_size) for _ in range(repeats)])
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keeps only these rows; a bool mask [B] or row numbers."""
-        rows = indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices
-        self._select(rows.tolist())
 
     def reset(self) -> None:
         """Drops every token and row; the memory stays for the next text."""
@@ -299,6 +317,8 @@ class OvalCache(Cache):
         with hold_interrupts():
             self.paged.reset()
             self._columns.reset()
+            self._images.reset()
+            self.image_views.reset()
             self._is_whole = True
 
     def close(self) -> None:
@@ -330,7 +350,8 @@ class OvalCache(Cache):
         self._settle("copy")
         paged = self.paged.clone(policy)
         twin = OvalCache(paged, self._config, self._windows, self.owner, self.reserve)
-        twin._columns = self._columns.copy()
+        twin._columns, twin._images = self._columns.copy(), self._images.copy()
+        twin.image_views = self.image_views.copy()
         twin.keeps_hidden, twin.last_hidden = self.keeps_hidden, self.last_hidden
         return twin
 
@@ -349,6 +370,8 @@ class OvalCache(Cache):
         with hold_interrupts():
             self.paged.reorder(rows)
             self._columns.select(rows)
+            self._images.select(rows)
+            self.image_views.select(rows)
 
     def _settle(self, what: str) -> None:
         """Raises where a held forward waits; else takes back one that was cut off."""
@@ -361,40 +384,15 @@ class OvalCache(Cache):
         if self._is_whole:
             return
         self.paged.abort()
+        self._columns.abort()
+        self._images.abort()
         rows = self.paged.batch_size
         if not self._columns.length:
             self.paged.reset()
+            self._images.reset()
+            self.image_views.reset()
         elif rows:
-            self.paged.truncate(self._columns.crop(self._columns.length, rows))
+            kept = self._columns.crop(self._columns.length, rows)
+            self.paged.truncate(kept)
+            self._images.crop(kept)
         self._is_whole = True
-
-    def _check_forward(self, owner: object, batch_size: int) -> None:
-        if owner is not self.owner:
-            raise CacheMismatchError(
-                "this OVAL cache belongs to another model (or to an earlier attach of this one). Allowed: the "
-                "cache of the running attach. Use `oval.new_cache()`, or let `generate` make one."
-            )
-        cached = self.paged.batch_size
-        if cached and cached != batch_size:
-            raise CacheMismatchError(
-                f"batch size: got {batch_size}. Allowed: {cached}, the rows of this cache. Pass as many rows, "
-                "or use a new cache."
-            )
-
-    def _check_length(self, requests: list[RowRequest], num_queries: int) -> None:
-        limit = getattr(self._config, "max_position_embeddings", None)
-        if limit is None or num_queries == 1:
-            return  # decoding past the last position is Hugging Face's own business: it warns
-        sequences = self.paged.table.sequences
-        lengths = [seq.length for seq in sequences] or [0] * len(requests)
-        longest = max(n + request.num_new for n, request in zip(lengths, requests, strict=True))
-        check_positions(longest, limit)
-
-
-def check_positions(num_tokens: int, limit: int) -> None:
-    """Raises `PromptTooLongError` if a prompt has more tokens than the model has positions."""
-    if num_tokens > limit:
-        raise PromptTooLongError(
-            f"prompt: got {num_tokens} tokens. Allowed: {limit}, the positions of this model "
-            "(max_position_embeddings). Shorten the prompt, or use a model with a longer context."
-        )

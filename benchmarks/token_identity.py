@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.progress import track
 
 from oval_adapters.bench.machine import machine, versions
-from oval_adapters.cli.progress import step_bar
 from oval_adapters.evaluation.prompt_files import read_prompts
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def _decode(options: argparse.Namespace, jobs: list[dict[str, Any]]) -> None:
     model, tokenizer = load_model(options.model, "float32"), load_tokenizer(options.model)
     tokenizer.padding_side = "left"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    with attach(model) as oval, step_bar(Console(stderr=True)) as tick:
-        for done, job in enumerate(jobs, 1):
+    with attach(model) as oval:
+        for job in track(jobs, "batches", console=Console(stderr=True)):
             inputs = tokenizer.apply_chat_template(
                 [[{"role": "user", "content": text}] for text in job["texts"]],
                 add_generation_prompt=True,
@@ -122,7 +122,6 @@ def _decode(options: argparse.Namespace, jobs: list[dict[str, Any]]) -> None:
             path = _file(options.out, job)
             path.with_suffix(".partial").write_text(json.dumps(found), encoding="utf-8")
             path.with_suffix(".partial").replace(path)
-            tick("batches", done, len(jobs))
 
 
 def _compare(

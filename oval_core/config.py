@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from oval_core.errors import ConfigError, did_you_mean
 from oval_core.speculation_config import SpeculationConfig
+from oval_core.vision_config import VisionConfig
 
 MIN_PAGE_SIZE = 1
 MAX_PAGE_SIZE = 32
@@ -198,6 +199,8 @@ class OvalConfig:
             defaults with these policies.
         speculation: how `oval.speculative` drafts and verifies (a `SpeculationConfig`, or a mapping of its values); None
             takes its defaults where a call speculates.
+        vision: how images are kept (a `VisionConfig`, or a mapping of its values), for models that see them; None takes
+            its defaults.
     """
 
     page_size: int = 16
@@ -209,6 +212,7 @@ class OvalConfig:
     tiers: TierConfig | None = None
     routing: RoutingConfig | None = None
     speculation: SpeculationConfig | None = None
+    vision: VisionConfig | None = None
 
     def __post_init__(self) -> None:
         check_int("page_size", self.page_size, MIN_PAGE_SIZE, MAX_PAGE_SIZE)
@@ -232,6 +236,8 @@ class OvalConfig:
         if self.speculation is not None:
             known = SpeculationConfig.from_dict(self.speculation)
             object.__setattr__(self, "speculation", known)
+        if self.vision is not None:
+            object.__setattr__(self, "vision", VisionConfig.from_dict(self.vision))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> OvalConfig:

@@ -18,6 +18,7 @@ class CacheCounters:
         pool_growths: times the pool was laid out anew, the first time included.
         peak_slots: most slots in use at the end of a forward.
         peak_bytes: most bytes set aside at the end of a forward.
+        image_pages: pages that tokens of images were put into.
         tiers: what moved between tiers.
         routing: what the policies `routed` and `guarded` read.
     """
@@ -29,6 +30,7 @@ class CacheCounters:
     pool_growths: int = 0
     peak_slots: int = 0
     peak_bytes: int = 0
+    image_pages: int = 0
     tiers: TierCounters = field(default_factory=lambda: TierCounters())
     routing: RoutingCounters = field(default_factory=lambda: RoutingCounters())
 
@@ -40,8 +42,8 @@ class CacheCounters:
         self.peak_bytes = max(self.peak_bytes, num_bytes)
 
     def to_dict(self) -> dict[str, int]:
-        """Returns the totals by name, without those of tiers and routing."""
-        parts = ("tiers", "routing")
+        """Returns the totals by name, without those of tiers, routing and images."""
+        parts = ("tiers", "routing", "image_pages")
         return {name: value for name, value in asdict(self).items() if name not in parts}
 
 

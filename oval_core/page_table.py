@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oval_core.config import MAX_PAGE_SIZE
+from oval_core.page_checks import check_pages
 from oval_core.page_layout import Relayout, plan_relayout
-from oval_core.pages import Page, PageKind, SequencePages, runs_of
+from oval_core.pages import Page, PageKind, SequencePages
 from oval_core.repaging import PageShape, PlaceOf, Repaged, at_home, plan_repaging
 from oval_core.slot_allocator import SlotAllocator
 
@@ -41,6 +42,7 @@ class PageTable:
         self._next_page_id = 0
         self._released: list[int] = []
         self._is_even = True  # every region is a multiple of page_size, so free space is too
+        self._is_mixed = False  # `make_room` set space aside for regions of other sizes
 
     @property
     def num_slots(self) -> int:
@@ -73,9 +75,12 @@ class PageTable:
 
     def text_regions(self, row: int, count: int) -> list[int]:
         """Sizes of the regions that `append(row, count)` will take."""
+        return [self.page_size] * -(-max(count - self.room(row), 0) // self.page_size)
+
+    def room(self, row: int) -> int:
+        """Returns how many tokens the open page of a row takes."""
         tail = self.sequences[row].tail
-        room = len(tail.vacant()) if tail is not None else 0
-        return [self.page_size] * -(-max(count - room, 0) // self.page_size)
+        return len(tail.vacant()) if tail is not None else 0
 
     def copy_regions(self, count: int) -> list[int]:
         """Sizes of the regions that `count` forks take at most: one open page each."""
@@ -100,9 +105,13 @@ class PageTable:
         Returns:
             The move that the caller must apply to K/V before anything is written, or None.
         """
-        if self._allocator.fits(regions):
+        rows = len(self.sequences)
+        # Rows start apart, also where regions of many sizes are to come: what that cuts off is set aside.
+        self._is_mixed = any(size % self.page_size for size in regions)
+        spare = rows * max(regions) if self._is_mixed else 0
+        if self._allocator.fits(regions, spare):
             return None
-        relayout = plan_relayout(self.sequences, max(regions), sum(regions), reserve)
+        relayout = plan_relayout(self.sequences, max(regions), sum(regions) + spare, reserve)
         for page in self.pages():
             page.move(relayout.base_of[page.page_id])
         for seq in self.sequences:
@@ -112,13 +121,20 @@ class PageTable:
             assert self._allocator.allocate(page.capacity, near=page.base) == page.base
         return relayout
 
-    def append(self, row: int, count: int) -> Appended:
-        """Adds `count` text tokens to the open page and, as that fills, to new ones."""
+    def append(self, row: int, count: int, *, closes: bool = False) -> Appended:
+        """Adds `count` text tokens to the open page and, as that fills, to new ones.
+
+        Args:
+            row: the sequence.
+            count: tokens.
+            closes: whether no text follows them: new pages then own no more slots than they need.
+        """
         seq = self.sequences[row]
         slots: list[int] = []
         upwards = True
         while len(slots) < count:
-            page = seq.tail or self._open_page(row, self.page_size, "text")
+            size = min(self.page_size, count - len(slots)) if closes else self.page_size
+            page = seq.tail or self._open_page(row, size, "text")
             taken = page.vacant()[: count - len(slots)]
             upwards = upwards and (not page.slots or max(page.slots) < taken[0])
             first = seq.length + len(slots)
@@ -289,27 +305,8 @@ class PageTable:
     def check_integrity(self) -> None:
         """Raises AssertionError if an invariant of the table does not hold."""
         self._allocator.check_integrity()
-        refs: dict[int, int] = {}
-        for seq in self.sequences:
-            tokens = sorted(token for page in seq.pages for token in page.tokens)
-            assert tokens == list(range(seq.length)), "pages do not partition the tokens"
-            assert 0 <= seq.num_committed <= seq.length
-            assert all(page.sealed for page in seq.pages[:-1]), "an open page is not the last"
-            for page in seq.pages:
-                refs[page.page_id] = refs.get(page.page_id, 0) + 1
-            walked = runs_of(seq.pages, seq.num_committed)
-            assert seq.runs() == walked, "remembered runs are stale"
-        owner: dict[int, int] = {}
-        for page in self.pages():
-            region = range(page.base, page.base + page.capacity)
-            assert page.num_refs == refs[page.page_id], "wrong reference count"
-            assert page.sealed or page.num_refs == 1, "an open page is shared"
-            assert 1 <= len(page) <= page.capacity <= MAX_PAGE_SIZE
-            assert len(set(page.slots)) == len(page) == len(page.tokens)
-            assert all(slot in region for slot in page.slots)
-            assert not owner.keys() & set(region), "a slot belongs to two pages"
-            owner.update(dict.fromkeys(region, page.page_id))
-        assert len(owner) == self.num_used
+        check_pages(self.sequences)
+        assert sum(page.capacity for page in self.pages()) == self.num_used
         assert self.num_used + self.num_free == self.num_slots
 
     def _open_page(self, row: int, capacity: int, kind: PageKind) -> Page:
@@ -322,8 +319,8 @@ class PageTable:
 
     def _arena(self, row: int) -> int | None:
         # Where an empty row starts. In uneven free space a start in the middle could waste a region that
-        # `make_room` counted on, so there the row starts where the longest free interval does.
-        if not self._is_even:
+        # `make_room` counted on, so there the row starts where the longest free interval does, unless it has space for it.
+        if not (self._is_even or self._is_mixed):
             return None
         return row * (self.num_slots // len(self.sequences) // self.page_size) * self.page_size
 

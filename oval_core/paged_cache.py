@@ -16,6 +16,7 @@ from oval_core.folding import fold
 from oval_core.kv_pool import KVPool
 from oval_core.layer_memory import LayerMemory
 from oval_core.metrics import CacheCounters, StepMetrics
+from oval_core.mixed_pages import append_row, row_regions
 from oval_core.page_summary import PageSummaries
 from oval_core.page_table import PageTable
 from oval_core.plan import with_depths
@@ -26,6 +27,7 @@ from oval_core.routing.page_sizer import DynamicPageSizer
 from oval_core.storage import ForwardRequest, ResidentStorage
 from oval_core.tiers import TieredStorage
 from oval_core.values import LayerSpec, PageSelection, RowRequest, StepPlan
+from oval_core.vision_config import VisionConfig
 
 
 class PagedCache:
@@ -118,6 +120,11 @@ class PagedCache:
         return self.config.track_hidden or self._policy.tracks_hidden or cuts
 
     @property
+    def image_tile(self) -> int:
+        """Patches on a side of an image page; see `VisionConfig`."""
+        return (self.config.vision or VisionConfig()).tile
+
+    @property
     def policy(self) -> SelectionPolicy:
         """What chooses the pages that forwards read."""
         return self._policy
@@ -171,9 +178,10 @@ class PagedCache:
         counts = [request.num_new for request in requests]
         if any(request.tree is not None for request in requests):
             requests = with_depths(requests, self.table.sequences, self._has_windows)
-        regions = [r for row, n in enumerate(counts) for r in self.table.text_regions(row, n)]
+        new = list(enumerate(requests))
+        regions = [size for row, own in new for size in row_regions(self.table, row, own)]
         self._memory.make_room(regions, self.counters, reserve)
-        slots = [self.table.append(row, count).slots for row, count in enumerate(counts)]
+        slots = [append_row(self.table, row, own) for row, own in new]
         self._memory.settle()
         forward = ForwardRequest(
             requests=requests,

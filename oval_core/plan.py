@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from oval_core.pages import Run, SequencePages
+from oval_core.pages import Run, SequencePages, merge_runs
 from oval_core.values import RowPages, RowPlan, RowRequest, Segment, StepPlan
 
 _LONG_RUN = 128
@@ -93,7 +93,24 @@ def row_plan(
         pages=pages.pages,
         page_slots=page_slots,
         tree=request.tree,
+        by_position=request.by_position,
+        ordered=None if is_past else _ordered(pages, request, device),
     )
+
+
+def _ordered(
+    pages: RowPages, request: RowRequest, device: torch.device
+) -> tuple[Segment, ...] | None:
+    """Returns all keys of a row in token order, where that alone decides: then a prompt with images is plainly causal."""
+    tokens = pages.key_tokens
+    simple = request.positions is None and request.hidden is None and request.tree is None
+    if tokens is None or request.num_new < 2 or not simple or len(tokens) != pages.num_tokens:
+        return None
+    slots = [0] * len(tokens)
+    places = (slot for start, end in pages.runs for slot in range(start, end))
+    for slot, token in zip(places, tokens, strict=True):
+        slots[token] = slot
+    return segments_of(merge_runs([(slot, slot + 1) for slot in slots]), device)
 
 
 def segments_of(runs: Sequence[Run], device: torch.device) -> tuple[Segment, ...]:

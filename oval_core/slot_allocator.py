@@ -69,13 +69,23 @@ class SlotAllocator:
         self.num_slots += count
         self.free(self.num_slots - count, count)
 
-    def fits(self, sizes: Sequence[int]) -> bool:
-        """Whether regions of these sizes can all be allocated. May say no where a lucky order would fit."""
+    def fits(self, sizes: Sequence[int], spare: int = 0) -> bool:
+        """Whether regions of these sizes can all be allocated. May say no where a lucky order would fit.
+
+        Args:
+            sizes: of the regions.
+            spare: slots that must be free besides, so that some regions may start within an interval: each such start
+                costs as much as the largest region.
+        """
         if not sizes:
             return True
         largest = max(sizes)
+        # An allocation fails only where every interval is shorter than its region.
+        lost = len(self._starts) * (largest - 1)
+        if self.num_free - lost >= sum(sizes) + spare:
+            return True
         room = sum((e - s) // largest for s, e in zip(self._starts, self._ends, strict=True))
-        return room >= len(sizes)
+        return not spare and room >= len(sizes)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if an invariant of the free list does not hold."""

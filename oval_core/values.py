@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -11,6 +11,24 @@ from oval_core.pages import Page, Run
 
 Segment = slice | torch.Tensor
 """Slots read together: a slice of the pool (no copy), or an index tensor (gathered)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSet:
+    """Consecutive new tokens of a row that become pages of one image, and of nothing else.
+
+    Attributes:
+        first: place of the first of them among the row's new tokens.
+        groups: a partition of range(n): places, among these n tokens, of each page's tokens; 1..32 a page.
+    """
+
+    first: int
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """Tokens."""
+        return sum(map(len, self.groups))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +42,9 @@ class RowRequest:
         positions: place in the caller's text of each token, new ones included, for windows; None when they
             are consecutive, or in a tree as deep as the tokens before them.
         tree: bool [num_new, num_new] which new tokens each new token sees, itself among them; None when causal.
+        images: which of its new tokens are images', in order; the others are text.
+        by_position: whether `positions` say what is causal, in place of the order of the tokens: new tokens may lie
+            before old ones then, and see only what lies before them.
     """
 
     num_new: int
@@ -31,6 +52,8 @@ class RowRequest:
     hidden: torch.Tensor | None = None
     positions: torch.Tensor | None = None
     tree: torch.Tensor | None = None
+    images: tuple[ImageSet, ...] = ()
+    by_position: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +75,8 @@ class RowPlan:
         page_slots: int64 [2, P] first slot and number of slots of these pages; None where one lies in pieces.
         tree: bool [n, num_new] which new tokens each of the last n of them sees; None when causal. With a tree the new
             tokens are the last keys, in their order, unless all keys are past.
+        by_position: as in `RowRequest`.
+        ordered: where the same keys are, in token order, where nothing else decides what many queries see; else None.
     """
 
     num_new: int
@@ -66,6 +91,17 @@ class RowPlan:
     pages: tuple[tuple[int, int], ...] = ()
     page_slots: torch.Tensor | None = None
     tree: torch.Tensor | None = None
+    by_position: bool = False
+    ordered: tuple[Segment, ...] | None = None
+
+    def in_order(self) -> RowPlan:
+        """Returns the same plan with its keys in token order if `ordered` says where, else itself.
+
+        Gathering the keys once is far cheaper than a mask over all of them.
+        """
+        if self.ordered is None:
+            return self
+        return replace(self, segments=self.ordered, key_tokens=None, ordered=None)
 
     @property
     def has_plain_past(self) -> bool:

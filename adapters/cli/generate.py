@@ -200,7 +200,7 @@ def _load(
 
 def _room(hf_config: PretrainedConfig, prompt_tokens: int) -> float:
     """Returns how many tokens may follow the prompt: the last one needs no position, nobody reads it."""
-    from oval_adapters.hf_cache import check_positions
+    from oval_adapters.cache_checks import check_positions
     from oval_core.errors import ConfigError
 
     limit = getattr(hf_config.get_text_config(decoder=True), "max_position_embeddings", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oval_adapters.families.base import Family
 from oval_core.errors import UnsupportedModelError, did_you_mean
@@ -11,7 +11,9 @@ from oval_core.errors import UnsupportedModelError, did_you_mean
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["FAMILIES", "WRAPPERS", "Family", "decoder_family"]
+    from oval_adapters.families.llava import LlavaImages
+
+__all__ = ["FAMILIES", "IMAGE_FAMILIES", "WRAPPERS", "Family", "decoder_family", "image_family"]
 
 FAMILIES = {
     "gemma2": "oval_adapters.families.gemma:GEMMA2",
@@ -24,7 +26,14 @@ FAMILIES = {
 }
 """Decoders: model_type -> where its facts are."""
 
-WRAPPERS = ("llava",)
+IMAGE_FAMILIES = {
+    "llava": "oval_adapters.families.llava:LlavaImages",
+    "llava_next": "oval_adapters.families.llava_next:LlavaNextImages",
+    "llava_onevision": "oval_adapters.families.llava_next:LlavaOnevisionImages",
+}
+"""Models that see images: model_type -> where the facts of their images are."""
+
+WRAPPERS = tuple(IMAGE_FAMILIES)
 """Models around a decoder: their text model is looked up in FAMILIES."""
 
 
@@ -46,7 +55,20 @@ def decoder_family(config: PretrainedConfig) -> Family:
             f"{did_you_mean(config.model_type, [*FAMILIES, *WRAPPERS])} "
             "To add it, write a file in oval_adapters/families and run the parity tests."
         )
-    module, _, name = FAMILIES[config.model_type].partition(":")
-    family: Family = getattr(importlib.import_module(module), name)
+    family: Family = _load(FAMILIES[config.model_type])
     family.check(config)
     return family
+
+
+def image_family(config: PretrainedConfig) -> LlavaImages | None:
+    """Returns the facts of a model's images; None for a model that sees none."""
+    home = IMAGE_FAMILIES.get(config.model_type)
+    if home is None:
+        return None
+    made: LlavaImages = _load(home)()
+    return made
+
+
+def _load(home: str) -> Any:
+    module, _, name = home.partition(":")
+    return getattr(importlib.import_module(module), name)

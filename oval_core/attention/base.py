@@ -159,14 +159,19 @@ def read(tensor: torch.Tensor, segments: tuple[Segment, ...]) -> torch.Tensor:
 
 
 def allowed(row: RowPlan, window: int | None, device: torch.device) -> torch.Tensor:
-    """Returns which keys each new token may see, bool [N, L]: causal or by the tree, within the window, not hidden."""
+    """Returns which keys each new token may see, bool [N, L]: causal, by position or by the tree; within the window, not hidden."""
     if row.key_tokens is None:
         keys = torch.arange(row.length, device=device)
         end = row.length + (row.num_new if row.is_past else 0)
     else:
         keys, end = row.key_tokens.to(device), row.num_tokens
     last = torch.arange(end - row.num_new, end, device=device)
-    seen = keys <= last[:, None]
+    if row.by_position:
+        assert row.positions is not None, "positions decide"
+        place = row.positions.to(device)
+        seen = place[keys] <= place[last][:, None]
+    else:
+        seen = keys <= last[:, None]
     if row.tree is not None and not row.is_past:
         tree = row.tree.to(device)
         place = keys - (end - tree.shape[1])  # among the new tokens

@@ -29,7 +29,7 @@ class SdpaBackend(RowBackend):
     ) -> torch.Tensor:
         """Attends with one row; see `RowBackend.attend_row`."""
         if bias is None:
-            row = within_window(row, spec.window)
+            row = within_window(row.in_order(), spec.window)
         keys, values = read(store.keys, row.segments), read(store.values, row.segments)
         if spec.softcap is not None or keys.shape[2] != values.shape[2]:
             seen = allowed(row, spec.window, query.device) if bias is None else None

@@ -79,7 +79,7 @@ class TorchBackend(RowBackend):
     ) -> list[Part]:
         """Attends over some keys; see `AttentionBackend.attend_parts`."""
         if bias is None:
-            row = within_window(row, spec.window)
+            row = within_window(row.in_order(), spec.window)
         if _is_flash(query, store, row, spec, bias):
             return self._plain_parts(query, store, row, spec)
         keys, values = read(store.keys, row.segments), read(store.values, row.segments)

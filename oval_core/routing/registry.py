@@ -83,4 +83,6 @@ def create_policy(
         router = create_router("sketch" if name == "auto" else name)
     made = counters if counters is not None else RoutingCounters()
     most = config.page_size if config.routing.sizing == "fixed" else MAX_PAGE_SIZE
+    if config.vision is not None:
+        most = max(most, config.vision.page_tokens)
     return policies[config.policy](config.routing, windows, router, made, most)

@@ -146,3 +146,15 @@ def test_custom_generate_gets_an_oval_cache() -> None:
     with attach(model) as oval:
         assert model.generate(prompt(5), custom_generate=loop) == "made by the loop"
         assert oval.owns(seen[0])
+
+
+def test_padding_on_the_right_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    model = build("llama")
+    ids = torch.randint(3, 60, (2, 6), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    with attach(model):
+        model.generate(ids, attention_mask=mask, max_new_tokens=2, do_sample=False)
+        assert "padding on the right" not in caplog.text
+        mask[1, 4:] = 0
+        model.generate(ids, attention_mask=mask, max_new_tokens=2, do_sample=False)
+    assert "padding on the right" in caplog.text

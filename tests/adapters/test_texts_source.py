@@ -85,7 +85,11 @@ def test_bad_content(tmp_path: Path, name: str, rows: list, message: str) -> Non
         ("a.txt", b"\xff\xfe", "not UTF-8 text: byte 0 is 0xff"),
         ("a.jsonl.gz", b"plain", "no whole gzip file"),
         ("b.jsonl.gz", gzip.compress(b"cut off" * 100, mtime=0)[:20], "no whole gzip file"),
-        ("c.txt.gz", gzip.compress(b"damaged" * 100, mtime=0)[:-8] + b"12345678", "no whole gzip file"),
+        (
+            "c.txt.gz",
+            gzip.compress(b"damaged" * 100, mtime=0)[:-8] + b"12345678",
+            "no whole gzip file",
+        ),
     ],
 )
 def test_bad_bytes(tmp_path: Path, name: str, data: bytes, message: str) -> None:
