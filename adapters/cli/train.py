@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oval_adapters.cli import train_medusa, train_sizer
+from oval_adapters.cli import train_llava, train_medusa, train_sizer
 from oval_adapters.cli.bench_options import AsJson, Dtype, Model, parse_numbers
 from oval_adapters.cli.progress import step_bar
 from oval_adapters.training.router_settings import RouterTraining
@@ -58,10 +58,13 @@ _DEFAULTS = RouterTraining(model="smol", data=("-",), out="-")
 
 def register(app: typer.Typer) -> None:
     """Adds the group `train`."""
-    group = typer.Typer(no_args_is_help=True, help="Train routers and draft heads for a model.")
+    group = typer.Typer(
+        no_args_is_help=True, help="Train routers and draft heads for a model, or a small LLaVA."
+    )
     group.command("router")(router_command)
     train_sizer.register(group)
     train_medusa.register(group)
+    train_llava.register(group)
     app.add_typer(group, name="train")
 
 

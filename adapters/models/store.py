@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oval_adapters.models import catalog
-from oval_adapters.models.catalog import EmbeddedModel, find_model
+from oval_adapters.models.catalog import ComposedModel, EmbeddedModel, find_model
 from oval_adapters.models.errors import CorruptModelError, ModelNotBuiltError
 from oval_adapters.models.folders import models_dir
 from oval_adapters.models.manifest import Manifest, ManifestError, file_problems, read_manifest
+from oval_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +32,7 @@ class ModelStatus:
         problem: what is broken and what to do; empty unless broken.
     """
 
-    model: EmbeddedModel
+    model: EmbeddedModel | ComposedModel
     state: str
     path: Path
     disk_bytes: int
@@ -61,8 +62,12 @@ def verify(name: str, *, deep: bool) -> Manifest:
         manifest = read_manifest(folder)
     except ManifestError as error:
         raise _corrupt(name, folder, str(error)) from error
-    if manifest.source_sha256 != model.member_sha256:
-        source = f"source sha256 {manifest.source_sha256}, expected {model.member_sha256}"
+    try:
+        source_sha256 = model.source_sha256
+    except ConfigError as error:
+        raise _corrupt(name, folder, f"what it was made from is gone ({error})") from error
+    if manifest.source_sha256 != source_sha256:
+        source = f"source sha256 {manifest.source_sha256}, expected {source_sha256}"
         raise _corrupt(name, folder, f"it was built from another file ({source})")
     problems = file_problems(folder, manifest, deep=deep)
     if problems:
@@ -89,7 +94,7 @@ def list_models() -> list[ModelStatus]:
     return [_status(model) for model in catalog.MODELS.values()]
 
 
-def _status(model: EmbeddedModel) -> ModelStatus:
+def _status(model: EmbeddedModel | ComposedModel) -> ModelStatus:
     state, disk_bytes, problem = BUILT, 0, ""
     try:
         disk_bytes = verify(model.name, deep=False).total_bytes

@@ -24,7 +24,9 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
 
 def test_catalog_names_its_entries() -> None:
     assert all(name == model.name for name, model in MODELS.items())
-    with pytest.raises(UnknownModelError, match=r"'smoll'.*did you mean 'smol'.*Allowed: smol"):
+    with pytest.raises(
+        UnknownModelError, match=r"'smoll'.*did you mean 'smol'.*Allowed: dinov2-small, smol"
+    ):
         find_model("smoll")
 
 
