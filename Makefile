@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .PHONY: help demo test lint types build clean
 
 help:
-	@echo "make demo   build the embedded model and generate text with it on the paged cache"
+	@echo "make demo   build the embedded models, ask about a picture, write demo.html: what each token read"
 	@echo "make test   run the tests (PYTEST_ARGS='-m \"not slow\"' for a quick run)"
 	@echo "make lint   ruff check and ruff format --check"
 	@echo "make types  mypy --strict on oval_core and oval_spec"
@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)
 	$(BIN)/oval models build smol
-	$(BIN)/oval generate --model smol --chat "Explain in two sentences why the sky is blue." --max-new-tokens 96 --stream
+	$(BIN)/oval demo --html demo.html
 
 test: $(STAMP)
 	$(BIN)/oval models build smol

@@ -16,6 +16,7 @@ INTERRUPTED_STATUS = 130
 # Every subcommand module has `register(app)`. At its top it imports typer and the standard library
 # only; torch, transformers and rich are imported inside the functions, so that --help is instant.
 COMMAND_MODULES = (
+    "oval_adapters.cli.demo",
     "oval_adapters.cli.models",
     "oval_adapters.cli.doctor",
     "oval_adapters.cli.generate",

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oval_adapters.cli.option_groups import with_options
+from oval_adapters.cli.speculation_options import SpeculationOptions
+from oval_adapters.cli.vision_options import VisionOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +42,9 @@ class AnswerOptions:
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page that stands alone.")]  # fmt: skip
     as_json: Annotated[bool | None, typer.Option("--json", help="Print the result as JSON, last on stdout.")]  # fmt: skip
 
-    def settings(self, model: str) -> MMSettings:
+    def settings(
+        self, model: str, vision: VisionOptions, speculation: SpeculationOptions
+    ) -> MMSettings:
         """Returns how questions are asked, once all that can be wrong without a model is known to be right."""
         from oval_adapters.config_files import load_config
         from oval_adapters.evaluation.mm_run import MMSettings
@@ -55,7 +59,9 @@ class AnswerOptions:
             raise ConfigError(f"limit: got {self.limit}. Allowed: 1 or more. Give such a number.")
         names = ("dtype", "device", "max_new_tokens", "pads_images", "blanks_images")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        settings = MMSettings(model=model, config=load_config(self.config), **given)
+        config = speculation.apply(vision.apply(load_config(self.config)))
+        given["downsample"] = vision.downsample
+        settings = MMSettings(model=model, config=config, **given)
         resolve_dtype(settings.dtype, resolve_device(settings.device))
         return settings
 
@@ -69,31 +75,47 @@ Circular = Annotated[
         help="Ask every order of the options, or the first only. Default: what the file has.",
     ),
 ]
+Against = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE|FOLDER", help="Compare with an earlier run's results.jsonl, question by question (McNemar)."),
+]  # fmt: skip
 Prompt = Annotated[str, typer.Option(help="Form of the prompt: llava or generic.")]
 
 
 def register(group: typer.Typer) -> None:
     """Adds `mmbench` to the group `eval`."""
-    group.command("mmbench")(with_options(mmbench_command, options=AnswerOptions))
+    group.command("mmbench")(
+        with_options(
+            mmbench_command,
+            options=AnswerOptions,
+            vision=VisionOptions,
+            speculation=SpeculationOptions,
+        )
+    )
 
 
 def mmbench_command(
     model: Model,
     data: Data,
     options: AnswerOptions,
+    vision: VisionOptions,
+    speculation: SpeculationOptions,
     circular: Circular = None,
     prompt: Prompt = "llava",
+    against: Against = None,
 ) -> None:
     """Ask a LLaVA model MMBench's questions: circular and vanilla accuracy, by category, with the reason of each verdict.
 
     Letters are found as VLMEvalKit finds them without a judge; --strict takes only answers that leave no doubt. Several
     processes share the rows: accelerate launch --multi_gpu --num_processes 2 $(which oval) eval mmbench ... or torchrun.
     """
+    from oval_adapters.evaluation.mm_against import read_results, with_comparison
     from oval_adapters.evaluation.mm_mmbench import make_plan, mmbench_report
     from oval_adapters.evaluation.ranks import ranks
     from oval_mm.mmbench import read_mmbench
 
-    settings = options.settings(model)
+    settings = options.settings(model, vision, speculation)
+    other = None if against is None else read_results(against)
     with ranks() as us:
         file = read_mmbench(data, strict=bool(options.strict))
         plan = make_plan(
@@ -104,12 +126,17 @@ def mmbench_command(
             style=prompt,
             strict=bool(options.strict),
         )
+
+        def make_report(collected: Collected) -> MMReport:
+            report = mmbench_report(plan, collected, settings.to_dict())
+            return report if other is None else with_comparison(report, against, other)
+
         run_evaluation(
             plan.asks(),
             settings,
             options,
             us,
-            lambda collected: mmbench_report(plan, collected, settings.to_dict()),
+            make_report,
         )
 
 

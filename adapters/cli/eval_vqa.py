@@ -9,6 +9,8 @@ import typer
 
 from oval_adapters.cli.eval_mmbench import AnswerOptions, Model, run_evaluation
 from oval_adapters.cli.option_groups import with_options
+from oval_adapters.cli.speculation_options import SpeculationOptions
+from oval_adapters.cli.vision_options import VisionOptions
 
 Data = Annotated[
     Path,
@@ -27,13 +29,22 @@ Images = Annotated[
 
 def register(group: typer.Typer) -> None:
     """Adds `vqa` to the group `eval`."""
-    group.command("vqa")(with_options(vqa_command, options=AnswerOptions))
+    group.command("vqa")(
+        with_options(
+            vqa_command,
+            options=AnswerOptions,
+            vision=VisionOptions,
+            speculation=SpeculationOptions,
+        )
+    )
 
 
 def vqa_command(
     model: Model,
     data: Data,
     options: AnswerOptions,
+    vision: VisionOptions,
+    speculation: SpeculationOptions,
     annotations: Annotations = None,
     images: Images = None,
 ) -> None:
@@ -46,7 +57,7 @@ def vqa_command(
     from oval_adapters.evaluation.ranks import ranks
     from oval_mm.vqa_files import read_vqa
 
-    settings = options.settings(model)
+    settings = options.settings(model, vision, speculation)
     with ranks() as us:
         file = read_vqa(data, annotations=annotations, images=images, strict=bool(options.strict))
         questions = file.questions[: options.limit]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oval_adapters.evaluation.mm_report import MMReport, Section, failures, seconds
+from oval_adapters.evaluation.mm_report import MMReport, Section, failures, image_facts, seconds
 from oval_adapters.evaluation.mm_run import Ask, Collected
 from oval_core.errors import ConfigError
 from oval_mm.extraction import RULES
@@ -123,6 +123,7 @@ def mmbench_report(plan: Plan, collected: Collected, settings: dict[str, Any]) -
         "rows": len(collected.rows),
         "failed_rows": len(failed),
         **seconds(collected),
+        **image_facts(collected, settings),
         "failures": [{"line": row.line, "index": row.index, "reason": row.reason} for row in failed],
         "unscored_rows": sum(verdict.hit is None for verdict in verdicts),
         "data": plan.name,
@@ -161,6 +162,7 @@ def _results(collected: Collected, verdicts: Sequence[Verdict]) -> list[dict[str
             "hit": verdict.hit,
             "reason": row.reason,
             "seconds": row.seconds,
+            "image_tokens_read": row.image_tokens_read,
         }
         for row, verdict in zip(collected.rows, verdicts, strict=True)
     ]

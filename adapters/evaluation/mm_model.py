@@ -12,6 +12,7 @@ from oval_adapters.families import WRAPPERS
 from oval_adapters.load_model import ModelLoadError, load_config_of
 from oval_adapters.models import resolve_model
 from oval_core.errors import ConfigError, OvalError, PromptTooLongError, UnsupportedModelError
+from oval_mm.downsampling import downsampled
 from oval_mm.pictures import blank, pad_square
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ class Asker:
         max_new_tokens: tokens an answer, at most.
         pads_images: whether images become squares before the processor cuts or scales them.
         blanks_images: whether images are replaced by their mean colour, to see what is known without them.
+        downsample: leaves images the detail that such a share of their tokens can carry; a control for budgets.
+
+    Settings with `speculation` answer by it.
     """
 
     def __init__(
@@ -48,9 +52,15 @@ class Asker:
         max_new_tokens: int,
         pads_images: bool = False,
         blanks_images: bool = False,
+        downsample: float | None = None,
     ) -> None:
         self._oval, self._processor, self._max_new = oval, processor, max_new_tokens
-        self._pads, self._blanks = pads_images, blanks_images
+        self._pads, self._blanks, self._downsample = pads_images, blanks_images, downsample
+        self._ways: dict[str, Any] = {}
+        if oval.config.speculation is not None:
+            self._ways = {"custom_generate": oval.speculative, "tokenizer": processor.tokenizer}
+        self.image_tokens = (0, 0)
+        """Image tokens of the last question, and how many of them the decoder read."""
         text_config = oval.model.config.get_text_config(decoder=True)
         self._limit = getattr(text_config, "max_position_embeddings", None)
 
@@ -86,6 +96,8 @@ class Asker:
                 f"prompt: got {width} tokens and {self._max_new} for the answer. Allowed: {self._limit} together."
             )
         inputs = inputs.to(model.device, model.dtype)
+        count = int((inputs["input_ids"] == model.config.image_token_id).sum())
+        before = self._images_read()
         output = model.generate(
             **inputs,
             do_sample=False,
@@ -95,9 +107,18 @@ class Asker:
             top_k=None,
             max_new_tokens=self._max_new,
             pad_token_id=pad_id(model),
+            **self._ways,
         )
+        after = self._images_read()
+        self.image_tokens = (count, count if before is None or after is None else after - before)
         answer: str = self._processor.tokenizer.decode(output[0, width:], skip_special_tokens=True)
         return answer.strip()
+
+    def _images_read(self) -> int | None:
+        """Returns the image tokens that prompts read so far; None where they read all."""
+        routing = self._oval.image_routing
+        read: int | None = None if routing is None else routing.stats()["image_tokens_read"]
+        return read
 
     def _inputs(self, prompt: str, images: Sequence[Image]) -> Any:
         start = self._processor.tokenizer.bos_token
@@ -114,11 +135,22 @@ class Asker:
     def _fitted(self, image: Image) -> Image:
         if self._blanks:
             image = blank(image)
+        if self._downsample is not None:
+            side, patch = _side(self._processor), self._processor.patch_size
+            image = downsampled(image, side, patch, self._downsample)
         if self._pads:
             mean = self._processor.image_processor.image_mean
             red, green, blue = (int(255 * part) for part in mean)
             image = pad_square(image, (red, green, blue))
         return image
+
+
+def _side(processor: Any) -> int:
+    """Returns the pixels a side of what the vision tower sees."""
+    images = processor.image_processor
+    size = images.crop_size if getattr(images, "do_center_crop", False) else images.size
+    side: int = size.get("height") or size["shortest_edge"]
+    return side
 
 
 def check_vision_model(model: str) -> None:

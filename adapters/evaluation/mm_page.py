@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from oval_adapters.evaluation.mm_report import MMReport, Section
 from oval_adapters.evaluation.page_style import STYLE
@@ -54,8 +54,14 @@ def facts_line(report: MMReport) -> str:
         f"{processes} process{'' if processes == 1 else 'es'}",
         *([] if time is None else [f"{time:.2f} s a row"]),
         *(["images blanked"] if settings["blanks_images"] else []),
+        *([] if values["image_router"] is None else [_images_read(values)]),
     ]
     return ", ".join(parts)
+
+
+def _images_read(values: Mapping[str, Any]) -> str:
+    share = values["image_tokens_read"] / max(1, values["image_tokens"])
+    return f"{share:.0%} of the image tokens read (router {values['image_router']}, budget {values['image_budget']}; lossy)"
 
 
 def terminal_tables(report: MMReport) -> Iterator[Table]:

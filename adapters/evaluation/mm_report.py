@@ -14,7 +14,7 @@ from typing import Any
 from oval_adapters.evaluation.mm_run import Collected
 from oval_mm.tsv import BadRow
 
-__all__ = ["FAILED_NAME", "RESULTS_NAME", "TABLE_NAME", "MMReport", "Section", "failures", "seconds", "write_report"]  # fmt: skip
+__all__ = ["FAILED_NAME", "RESULTS_NAME", "TABLE_NAME", "MMReport", "Section", "failures", "image_facts", "seconds", "write_report"]  # fmt: skip
 
 RESULTS_NAME = "results.jsonl"
 FAILED_NAME = "failed_rows.jsonl"
@@ -82,6 +82,23 @@ def seconds(collected: Collected) -> dict[str, float | None]:
     spent = [row.seconds for row in collected.rows]
     mean = sum(spent) / len(spent) if spent else None
     return {"seconds": sum(spent), "seconds_per_question": mean}
+
+
+def image_facts(collected: Collected, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns budget and router of image tokens (None for all of them), and how many of them were read.
+
+    Args:
+        collected: of the run.
+        settings: of the run, as plain values.
+    """
+    limit = settings.get("image_budget") or {"budget": None, "router": None}
+    known = [row for row in collected.rows if row.image_tokens is not None]
+    return {
+        "image_budget": limit["budget"],
+        "image_router": limit["router"],
+        "image_tokens": sum(row.image_tokens or 0 for row in known),
+        "image_tokens_read": sum(row.image_tokens_read or 0 for row in known),
+    }
 
 
 def write_report(folder: Path, report: MMReport) -> list[Path]:

@@ -25,6 +25,8 @@ class AnswerRow:
         answer: of the model; None where it could not be asked.
         reason: why it could not; None where it could.
         seconds: for images, prompt and answer.
+        image_tokens: that its images have; None where it could not be asked.
+        image_tokens_read: of these, what the decoder read.
     """
 
     unit: int
@@ -33,6 +35,8 @@ class AnswerRow:
     answer: str | None
     reason: str | None
     seconds: float
+    image_tokens: int | None = None
+    image_tokens_read: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, ready for JSON."""

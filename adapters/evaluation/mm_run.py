@@ -41,6 +41,7 @@ class MMSettings:
         max_new_tokens: tokens an answer, at most.
         pads_images: see `Asker`.
         blanks_images: see `Asker`.
+        downsample: see `Asker`.
     """
 
     model: str
@@ -50,6 +51,7 @@ class MMSettings:
     max_new_tokens: int = 32
     pads_images: bool = False
     blanks_images: bool = False
+    downsample: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -60,7 +62,19 @@ class MMSettings:
     def to_dict(self) -> dict[str, Any]:
         """Returns what answers depend on, as plain values."""
         names = ("model", "dtype", "max_new_tokens", "pads_images", "blanks_images")
-        return {**{name: getattr(self, name) for name in names}, "config": str(self.config)}
+        facts = {**{name: getattr(self, name) for name in names}, "config": str(self.config)}
+        limit = self._image_budget()
+        return facts if limit is None else {**facts, "image_budget": limit}
+
+    def _image_budget(self) -> dict[str, Any] | None:
+        """Returns what part of images is read, by whose choice; None for all."""
+        vision = self.config.vision
+        if self.downsample is not None:
+            return {"budget": self.downsample, "router": "downsample"}
+        if vision is None or not vision.limits_images:
+            return None
+        budget = vision.budget if vision.budget_tokens is None else vision.budget_tokens
+        return {"budget": budget, "router": Path(vision.router).name, "seed": vision.seed}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,13 +123,24 @@ def ask_all(asker: Asker, asks: Sequence[tuple[int, Ask]]) -> Iterator[AnswerRow
     for unit, ask in asks:
         begin = time.perf_counter()
         prompt, answer, reason = ask.text, None, None
+        tokens: tuple[int | None, int | None] = (None, None)
         try:
             prompt = asker.prompt(ask.text, len(ask.pictures))
             answer = asker.answer(prompt, [ask.load(name) for name in ask.pictures])
+            tokens = asker.image_tokens
         except (PictureError, OvalError) as error:
             reason = " ".join(str(error).split())
         seconds = time.perf_counter() - begin
-        yield AnswerRow(unit=unit, name=ask.name, prompt=prompt, answer=answer, reason=reason, seconds=seconds)  # fmt: skip
+        yield AnswerRow(
+            unit=unit,
+            name=ask.name,
+            prompt=prompt,
+            answer=answer,
+            reason=reason,
+            seconds=seconds,
+            image_tokens=tokens[0],
+            image_tokens_read=tokens[1],
+        )
 
 
 def collect(
@@ -184,6 +209,7 @@ def _asker(settings: MMSettings) -> Iterator[tuple[Asker, dict[str, Any]]]:
             max_new_tokens=settings.max_new_tokens,
             pads_images=settings.pads_images,
             blanks_images=settings.blanks_images,
+            downsample=settings.downsample,
         )
         dtype = str(model.dtype).removeprefix("torch.")
         yield asker, {**_facts(settings), "dtype": dtype, "backend": oval.backend}

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from oval_adapters.evaluation.mm_report import MMReport, Section, failures, seconds
+from oval_adapters.evaluation.mm_report import MMReport, Section, failures, image_facts, seconds
 from oval_adapters.evaluation.mm_run import Ask, Collected
 from oval_mm.pictures import read_picture
 from oval_mm.prompts import short_answer_prompt
@@ -73,6 +73,7 @@ def vqa_report(
         "rows": len(collected.rows),
         "failed_rows": len(failed),
         **seconds(collected),
+        **image_facts(collected, settings),
         "failures": [{"line": row.line, "index": row.index, "reason": row.reason} for row in failed],
         "unscored_rows": sum(not question.answers for question in asked),
         "without_ten_answers": odd,
@@ -126,6 +127,7 @@ def _results(
             "score": own and own.score,
             "reason": row.reason,
             "seconds": row.seconds,
+            "image_tokens_read": row.image_tokens_read,
         }
         for row, question, own in zip(collected.rows, asked, scored, strict=True)
     ]
