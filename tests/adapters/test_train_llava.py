@@ -1,6 +1,7 @@
 """`oval train projector` and `oval train llava` on tiny models: they learn, go on as if never stopped, and report."""
 
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,11 +59,14 @@ def train(own: LlavaTraining, stop_at: int | None = None) -> object:
 
     def tick(label: str, done: int, total: int) -> None:
         if stop_at is not None and label.startswith("training") and done == stop_at:
-            import signal
-
             signal.raise_signal(signal.SIGINT)
 
-    return train_and_save_llava(load_learner(own), own, tick)
+    # Python's own handler: where tests run in the background, their shell had SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return train_and_save_llava(load_learner(own), own, tick)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_training_that_was_stopped_goes_on_as_if_it_never_was(
