@@ -68,9 +68,27 @@ def render_self_draft(result: Result) -> str:
     return "\n".join(lines)
 
 
+def render_token_identity(result: Result) -> str:
+    """Returns how many texts were Hugging Face's, by drafter and by what else was asked."""
+    drafters = list(dict.fromkeys(name for own in result["decoded"].values() for name in own))
+    lines = [
+        "| identical to Hugging Face | " + " | ".join(f"`{name}`" for name in drafters) + " |",
+        "|---" * (len(drafters) + 1) + "|",
+    ]
+    for what, decoded in result["decoded"].items():
+        same = result["identical"][what]
+        cells = [f"{same[n]} of {decoded[n]}" if n in decoded else "" for n in drafters]
+        lines.append(f"| {what.replace('_', ' ')} | " + " | ".join(cells) + " |")
+    lines.append(
+        f"\n  Greedy, {result['dtype']}, batches of {result['batch_size']}, {result['max_new_tokens']} tokens each."
+    )
+    return "\n".join(lines)
+
+
 SPECULATION: Mapping[str, Callable[[Result], str]] = {
     "acceptance": render_acceptance,
     "fusion": render_fusion,
     "heads": render_heads,
     "self_draft": render_self_draft,
+    "token_identity": render_token_identity,
 }
