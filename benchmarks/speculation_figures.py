@@ -45,7 +45,7 @@ def render_fusion(result: Result) -> str:
         waits = row["stall_ms"] + row["promotion_ms"]
         lines.append(
             f"| {row['policy']} | {row['order']} | **{waits:.1f}** | {row['stall_ms']:.1f} | {row['promotion_ms']:.1f} "
-            f"| {row['prepare_ms'] - row['promotion_ms']:.1f} | {row['hit_rate']:.1%} "
+            f"| {max(0.0, row['prepare_ms'] - row['promotion_ms']):.1f} | {row['hit_rate']:.1%} "
             f"| {'identical' if row['identical'] else 'differ'} |"
         )
     lines.append(f"\n  Link: {result['link']}.")
