@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+from oval_core.config_section import check_keys, read_section
 from oval_core.errors import ConfigError, did_you_mean
 from oval_core.speculation_config import SpeculationConfig
 from oval_core.vision_config import VisionConfig
@@ -86,14 +87,7 @@ class TierConfig:
     @classmethod
     def from_dict(cls, values: object) -> TierConfig:
         """Builds the settings from plain values; an unknown key raises `ConfigError`."""
-        if isinstance(values, TierConfig):
-            return values
-        if not isinstance(values, Mapping):
-            raise ConfigError(
-                f"tiers: got {values!r}. Allowed: null, or settings such as {{fast_tokens: 2048}}. Give these."
-            )
-        _check_keys(values, cls, "tiers.")
-        return cls(**values)
+        return read_section(cls, "tiers", "fast_tokens: 2048", values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,14 +161,7 @@ class RoutingConfig:
     @classmethod
     def from_dict(cls, values: object) -> RoutingConfig:
         """Builds the settings from plain values; an unknown key raises `ConfigError`."""
-        if isinstance(values, RoutingConfig):
-            return values
-        if not isinstance(values, Mapping):
-            raise ConfigError(
-                f"routing: got {values!r}. Allowed: null, or settings such as {{token_budget: 1024}}. Give these."
-            )
-        _check_keys(values, cls, "routing.")
-        return cls(**values)
+        return read_section(cls, "routing", "token_budget: 1024", values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,7 +229,7 @@ class OvalConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> OvalConfig:
         """Builds a config from plain values; an unknown key raises `ConfigError`."""
-        _check_keys(values, cls, "")
+        check_keys(values, cls, "")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -264,14 +251,6 @@ def check_int(name: str, value: object, low: int, high: int | None) -> None:
 def _check_name(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{name}: got {value!r}; {did_you_mean(str(value), allowed)}")
-
-
-def _check_keys(values: Mapping[str, Any], cls: type, path: str) -> None:
-    allowed = {field.name for field in fields(cls)}
-    for key in values:
-        if key not in allowed:
-            shown = f"{path}{key}" if isinstance(key, str) else key
-            raise ConfigError(f"unknown config key {shown!r}: {did_you_mean(str(key), allowed)}")
 
 
 def _check_bool(name: str, value: object) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+from oval_core.config_section import read_section
 from oval_core.errors import ConfigError, did_you_mean
 
 DRAFTER_NAMES = ("auto", "draft", "hybrid", "medusa", "ngram", "none", "self")
@@ -100,19 +100,7 @@ class SpeculationConfig:
     @classmethod
     def from_dict(cls, values: object) -> SpeculationConfig:
         """Builds the settings from plain values; an unknown key raises `ConfigError`."""
-        if isinstance(values, SpeculationConfig):
-            return values
-        if not isinstance(values, Mapping):
-            raise ConfigError(
-                f"speculation: got {values!r}. Allowed: null, or settings such as {{drafter: medusa}}. Give these."
-            )
-        allowed = {field.name for field in fields(cls)}
-        for key in values:
-            if key not in allowed:
-                raise ConfigError(
-                    f"unknown config key 'speculation.{key}': {did_you_mean(str(key), allowed)}"
-                )
-        return cls(**values)
+        return read_section(cls, "speculation", "drafter: medusa", values)
 
 
 def _check_name(name: str, value: object, allowed: tuple[str, ...]) -> None:

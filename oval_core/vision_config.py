@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from oval_core.errors import ConfigError, did_you_mean
+from oval_core.config_section import read_section
+from oval_core.errors import ConfigError
 
 MAX_TILE = 5
 """Patches on a side: a tile and the newline tokens of its rows fit into one page then."""
@@ -74,19 +74,7 @@ class VisionConfig:
     @classmethod
     def from_dict(cls, values: object) -> VisionConfig:
         """Builds the settings from plain values; an unknown key raises `ConfigError`."""
-        if isinstance(values, VisionConfig):
-            return values
-        if not isinstance(values, Mapping):
-            raise ConfigError(
-                f"vision: got {values!r}. Allowed: null, or settings such as {{tile: 4}}. Give these."
-            )
-        allowed = {field.name for field in fields(cls)}
-        for key in values:
-            if key not in allowed:
-                raise ConfigError(
-                    f"unknown config key 'vision.{key}': {did_you_mean(str(key), allowed)}"
-                )
-        return cls(**values)
+        return read_section(cls, "vision", "tile: 4", values)
 
 
 def check_tile(tile: object) -> None:
