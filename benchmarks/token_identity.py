@@ -4,8 +4,9 @@
     python benchmarks/token_identity.py --prompts spec_bench.jsonl --out FOLDER --part 0/2  (in two processes; then all)
 
 Hugging Face decodes each batch by itself. On OVAL the prompt is read once and each drafter goes on from a copy of that
-cache, as a second turn would. Plain OVAL and the dearer drafters take every fourth batch. Every 20th prompt is also decoded
-with logits processors and stopping rules, the prompt included. The last line of stdout is JSON.
+cache, as a second turn would. Every 20th prompt is also decoded with logits processors and stopping rules, the prompt
+included. `--dearer-every 4` leaves the dearer drafters to every fourth batch; without it a later run adds what is missing.
+The last line of stdout is JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ DEARER: Mapping[str, Mapping[str, Any]] = {
     "draft": {"drafter": "draft", "draft_model": "smol", "depth": 3},
     "self": {"drafter": "self", "self_policy": "window", "self_budget": 128, "depth": 3},
 }
-FOURTH = 4
 EVERY = 20
 """Of the prompts, every 20th is also decoded with processors."""
 
@@ -62,22 +62,30 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--limit", type=int, help="only the first so many prompts")
+    parser.add_argument(
+        "--dearer-every",
+        type=int,
+        default=1,
+        help="batches, the last of so many has the dearer drafters too",
+    )
     parser.add_argument("--part", default="0/1", help="which of how many processes this is")
     parser.add_argument("--json", action="store_true", help="the last line is JSON always")
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
     prompts = read_prompts(options.prompts)[: options.limit]
-    jobs = [*_batches(prompts, options.batch_size), *_varied(prompts, options.batch_size)]
+    jobs = [
+        *_batches(prompts, options.batch_size, options.dearer_every),
+        *_varied(prompts, options.batch_size),
+    ]
     options.out.mkdir(parents=True, exist_ok=True)
-    left = [job for job in jobs[part::parts] if not _file(options.out, job).is_file()]
+    left = [job for job in jobs[part::parts] if _missing(options.out, job)]
     if left:
         _decode(options, left)
-    if all(_file(options.out, job).is_file() for job in jobs):
-        rows = [json.loads(_file(options.out, job).read_text("utf-8")) for job in jobs]
-        print(json.dumps(_summary(options, rows)))
+    if not any(_missing(options.out, job) for job in jobs):
+        print(json.dumps(_summary(options, [_found(options.out, job) for job in jobs])))
 
 
-def _batches(prompts: list[Any], size: int) -> Iterator[dict[str, Any]]:
+def _batches(prompts: list[Any], size: int, dearer_every: int) -> Iterator[dict[str, Any]]:
     ordered = sorted(prompts, key=lambda prompt: len(prompt.text))
     for i in range(0, len(ordered), size):
         group = ordered[i : i + size]
@@ -85,18 +93,31 @@ def _batches(prompts: list[Any], size: int) -> Iterator[dict[str, Any]]:
             "what": "plain",
             "names": [prompt.name for prompt in group],
             "texts": [prompt.text for prompt in group],
-            "takes_all": (i // size) % FOURTH == FOURTH - 1,
+            "drafters": {**DRAFTERS, **DEARER} if (i // size + 1) % dearer_every == 0 else DRAFTERS,
         }
 
 
 def _varied(prompts: list[Any], size: int) -> Iterator[dict[str, Any]]:
     for what in ("repetition_penalty", "bad_words", "min_length", "stop_strings", "criterion"):
-        for job in _batches(prompts[::EVERY], size):
-            yield {**job, "what": what, "takes_all": False}
+        for job in _batches(prompts[::EVERY], size, 1):
+            yield {**job, "what": what, "drafters": DRAFTERS}
 
 
 def _file(folder: Path, job: Mapping[str, Any]) -> Path:
     return folder / f"{job['what']}-{job['names'][0]}.json"
+
+
+def _found(folder: Path, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what an earlier run found for a batch."""
+    path = _file(folder, job)
+    nothing = {"what": job["what"], "names": job["names"], "ended": 0, "same": {}, "forwards": {}}
+    return json.loads(path.read_text("utf-8")) if path.is_file() else nothing
+
+
+def _missing(folder: Path, job: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Returns the drafters that a batch has not been decoded with, by name."""
+    done = _found(folder, job)["same"]
+    return {name: speculation for name, speculation in job["drafters"].items() if name not in done}
 
 
 def _decode(options: argparse.Namespace, jobs: list[dict[str, Any]]) -> None:
@@ -118,16 +139,23 @@ def _decode(options: argparse.Namespace, jobs: list[dict[str, Any]]) -> None:
                 return_tensors="pt",
                 padding=True,
             )
-            found = _compare(oval, dict(inputs), job, tokenizer, options.max_new_tokens)
+            found = _found(options.out, job)
+            left = _missing(options.out, job)
+            _compare(oval, dict(inputs), found, left, tokenizer, options.max_new_tokens)
             path = _file(options.out, job)
             path.with_suffix(".partial").write_text(json.dumps(found), encoding="utf-8")
             path.with_suffix(".partial").replace(path)
 
 
 def _compare(
-    oval: Attachment, inputs: dict[str, Any], job: Mapping[str, Any], tokenizer: Any, length: int
-) -> dict[str, Any]:
-    """Returns by drafter which texts are Hugging Face's."""
+    oval: Attachment,
+    inputs: dict[str, Any],
+    found: dict[str, Any],
+    drafters: Mapping[str, Mapping[str, Any]],
+    tokenizer: Any,
+    length: int,
+) -> None:
+    """Adds by drafter which texts are Hugging Face's."""
     import torch
 
     model, ids, mask = oval.model, inputs["input_ids"], inputs["attention_mask"]
@@ -136,19 +164,18 @@ def _compare(
         "max_new_tokens": length,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    settings |= _extras(job["what"], tokenizer)
+    settings |= _extras(found["what"], tokenizer)
     call = {"input_ids": ids, "attention_mask": mask, **settings}
     expected = model.generate(use_oval=False, **call)
-    ended = int((expected[:, -1] == tokenizer.eos_token_id).sum())
-    found: dict[str, Any] = {"what": job["what"], "names": job["names"], "ended": ended, "same": {}}
+    found["ended"] = int((expected[:, -1] == tokenizer.eos_token_id).sum())
     prompt = None
-    if job["what"] == "plain":
+    if found["what"] == "plain":
         prompt = oval.new_cache(length)
         with torch.no_grad():
             places = (mask.cumsum(1) - 1).clamp(min=0)
             model(ids[:, :-1], attention_mask=mask[:, :-1], position_ids=places[:, :-1],
                   cache=prompt, use_cache=True, logits_to_keep=1)  # fmt: skip
-    for name, speculation in {**DRAFTERS, **(DEARER if job["takes_all"] else {})}.items():
+    for name, speculation in drafters.items():
         extra = {} if prompt is None else {"cache": prompt.copy()}
         before = oval.counters.forwards
         text = model.generate(
@@ -158,8 +185,7 @@ def _compare(
             **call,
         )
         found["same"][name] = [_same(own, other) for own, other in zip(expected, text, strict=True)]
-        found.setdefault("forwards", {})[name] = oval.counters.forwards - before
-    return found
+        found["forwards"][name] = oval.counters.forwards - before
 
 
 def _same(expected: torch.Tensor, text: torch.Tensor) -> bool:
