@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from claims import render_claims
+from llava_figures import LLAVA
 from routing_figures import FROM, ROUTING
 from speculation_figures import SPECULATION
 
@@ -28,6 +29,7 @@ PAGES = (
     ROOT / "README.md",
     ROOT / "docs" / "claims.md",
     ROOT / "docs" / "decisions.md",
+    ROOT / "docs" / "images.md",
     ROOT / "docs" / "speculation.md",
 )
 
@@ -169,6 +171,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "tier_memory": render_tier_memory,
     **ROUTING,
     **SPECULATION,
+    **LLAVA,
 }
 
 
