@@ -39,8 +39,8 @@ class SpeculationConfig:
         self_budget: tokens that `self` reads of a sequence.
         fusion: pages that are fetched before a tree is verified, and in which order, under `tiers`: what both sides
             expect and then what one does (`intersection`), both together (`union`), one side's (`draft`, `target`),
-            the newest (`recency`), or nothing (`none`). `auto` takes `intersection` under policies that select, and
-            `none` where everything is read, where no order can save a transfer.
+            the newest (`recency`), or nothing (`none`). `auto` measures whether `intersection` pays under policies
+            that select, and is `none` where everything is read, where no order can save a transfer.
         turns_off: whether plain decoding goes on where speculation has been slower for a while.
     """
 

@@ -11,7 +11,10 @@ import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 
-__all__ = ["FusionTrial"]
+__all__ = ["AUTO_ORDERS", "FusionTrial"]
+
+AUTO_ORDERS = ("none", "intersection")
+"""What `auto` tries where a part of the text is read; tiers look ahead by the target's choice under both."""
 
 SPAN = 4
 """Verifications in a row under one order; the first is not counted, since the order before it moved the pages it finds."""

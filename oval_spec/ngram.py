@@ -90,10 +90,18 @@ class NgramDrafter:
 
 
 class _RunIndex:
-    """One row's text, and where each run of tokens in it ended: for a run of n tokens the places are a linked list."""
+    """One row's text, and where each run of tokens in it ended: for a run of n tokens the places are a linked list.
+
+    Most long runs of a text come once. Runs of n + 1 tokens are therefore noted from the second time on that their last n
+    came, the first time's being noted late: a long text then takes about two entries a token, not one a length.
+
+    Args:
+        lengths: of the runs, longest first, without gaps.
+    """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.ids: list[int] = []
+        self._ascending = lengths[::-1]
         self._latest: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in lengths}
         # [n][e]: the end before e of the run of n tokens that ends at e; 0 for none. A run ends where the next begins.
         self._before: dict[int, list[int]] = {n: [0] for n in lengths}
@@ -107,15 +115,27 @@ class _RunIndex:
         """Takes note of what `ids` has beyond the text so far."""
         start = len(self.ids)
         self.ids += ids[start:]
-        for n, latest in self._latest.items():
-            before = self._before[n]
-            for end in range(start + 1, len(self.ids) + 1):
-                if end < n:
-                    before.append(0)
-                    continue
-                run = tuple(self.ids[end - n : end])
-                before.append(latest.get(run, 0))
-                latest[run] = end
+        for before in self._before.values():
+            before += [0] * (len(self.ids) - start)
+        for end in range(start + 1, len(self.ids) + 1):
+            self._note(end)
+
+    def _note(self, end: int) -> None:
+        """Takes note of the runs that end at `end`, shortest first, up to the first one that is new."""
+        ids = self.ids
+        for n in self._ascending:
+            if end < n:
+                return
+            latest, before = self._latest[n], self._before[n]
+            run = tuple(ids[end - n : end])
+            place = latest.get(run, 0)
+            latest[run] = end
+            if not place:
+                return
+            before[end] = place
+            longer = self._latest.get(n + 1)
+            if longer is not None and not before[place] and place > n:  # it had come once
+                longer[tuple(ids[place - n - 1 : place])] = place
 
     def earlier(self) -> tuple[int, list[int]]:
         """Returns the length of the longest run of last tokens that ended earlier, and where, latest first."""

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 
 REMEMBERED = 0.97
 """Weight of the steps before in what time brings: some 30 steps count."""
-PRIOR_TOKENS = 5.0
-"""Tokens that a drafter is believed to have promised and kept before its first step."""
+PRIOR_TOKENS = 3.0
+"""Tokens that a drafter is believed to have promised and kept besides those of the last steps. They never fade, so that a
+drafter that is asked for nothing, as it was wrong for a while, is believed again some time later."""
 WINDOW = 16
 """Forwards of a size that are remembered: enough that a hiccup does not count, few enough to follow a growing text."""
 
@@ -106,7 +107,7 @@ class WidthChooser:
 
     def __init__(self) -> None:
         self._tokens = self._seconds = 0.0
-        self._promised = self._accepted = PRIOR_TOKENS
+        self._promised = self._accepted = 0.0
 
     def choose(
         self, chances: Sequence[Sequence[float]], seconds: Callable[[int], float], drafting: float
@@ -119,7 +120,7 @@ class WidthChooser:
             drafting: seconds that drafting took.
         """
         most = max(map(len, chances))
-        trust = self._accepted / self._promised
+        trust = (PRIOR_TOKENS + self._accepted) / (PRIOR_TOKENS + self._promised)
         tokens, best = 0.0, (0.0, 0, 0.0, 0.0)
         for nodes in range(1, most + 1):
             added = sum(own[nodes - 1] for own in chances if len(own) >= nodes)

@@ -26,6 +26,8 @@ MARGIN = 0.03
 FIRST_REST = 256
 """Plain steps until speculation is tried again; doubles with each try that fails."""
 LONGEST_REST = 4096
+_LEAST_SECONDS = 1e-9
+"""What a step takes at least, for a clock that is too coarse to see it."""
 
 
 class SpeculationSwitch:
@@ -69,7 +71,7 @@ class SpeculationSwitch:
             num_tokens: tokens that were emitted, of all rows together.
             num_rows: rows that took part. Steps of other numbers of rows are not comparable: they are forgotten.
         """
-        seconds = self._clock() - self._began
+        seconds = max(self._clock() - self._began, _LEAST_SECONDS)
         assert num_tokens >= num_rows > 0, "a step emits a token a row"
         if not self._turns_off:
             return None
@@ -77,6 +79,8 @@ class SpeculationSwitch:
             self._rows = num_rows
             self._plain.clear()
             self._window.clear()
+            # Where rows end one after another, each number of them is too short-lived to be measured.
+            self._since_plain = self._probes_left = 0
         if not self._speculates:
             return self._after_plain(seconds)
         self._window.append((num_tokens, seconds))
@@ -91,7 +95,7 @@ class SpeculationSwitch:
         self._plain.append(seconds)
         self._since_plain = 0
         if not self._resting:
-            self._probes_left -= 1
+            self._probes_left = max(0, self._probes_left - 1)
             return None
         self._resting -= 1
         if self._resting:

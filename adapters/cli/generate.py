@@ -311,6 +311,8 @@ def _speculated(stats: dict[str, Any]) -> str:
     """Returns what a forward brought, and by whom it was drafted."""
     lossy = "" if stats["lossless"] else " (lossy)"
     off = ", turned off as slower than plain decoding" if stats["is_off"] else ""
+    if not stats["steps"]:
+        return f"no draft by {stats['drafter']}: the text ended with the prompt's own token"
     return f"{stats['tau']:.2f} tokens a step by {stats['drafter']}{lossy}{off}"
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _MAX_SEED = 2**63 - 1
+_LEAST_TEMPERATURE = 1e-6
+"""Scores over less would overflow, and nothing could be drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +26,11 @@ class Sampling:
         from oval_core.errors import ConfigError
 
         seed_ok = self.seed is None or 0 <= self.seed <= _MAX_SEED
+        warm = self.temperature == 0 or _LEAST_TEMPERATURE <= self.temperature < math.inf
         rules = (
             ("max-new-tokens", self.max_new_tokens, "1 or more", self.max_new_tokens >= 1),
             ("prefill-chunk", self.prefill_chunk, "1 or more", self.prefill_chunk >= 1),
-            ("temperature", self.temperature, "0 or more", 0 <= self.temperature < math.inf),
+            ("temperature", self.temperature, f"0, or {_LEAST_TEMPERATURE:g} and more", warm),
             ("top-p", self.top_p, "above 0, up to 1", self.top_p is None or 0 < self.top_p <= 1),
             ("seed", self.seed, f"0..{_MAX_SEED}", seed_ok),
         )

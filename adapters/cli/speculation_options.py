@@ -80,4 +80,8 @@ class SpeculationOptions:
             given["verification"] = "typical"
         given = {name: value for name, value in given.items() if value is not None}
         before = {} if config.speculation is None else asdict(config.speculation)
+        if given.get("drafter", "draft") != "draft":
+            before.pop(
+                "draft_model", None
+            )  # the configuration's draft model belongs to its own drafter
         return replace(config, speculation=SpeculationConfig(**(before | given)))

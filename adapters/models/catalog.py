@@ -36,6 +36,7 @@ class EmbeddedModel:
         model_class: `"module:Class"` of the model that is saved; empty where the converter knows it.
         end_token: token that ends a turn; generation must stop at it; empty for models without text.
         max_length: positions of the model; the tokenizer's limit; 0 for models without text.
+        hub_id: what other servers know the model as; empty where nobody needs it.
     """
 
     name: str
@@ -54,6 +55,7 @@ class EmbeddedModel:
     model_class: str = ""
     end_token: str = ""
     max_length: int = 0
+    hub_id: str = ""
 
     @property
     def source_sha256(self) -> str:
@@ -74,6 +76,7 @@ class ComposedModel:
         composer: `"module:function"` that writes the Hugging Face folder.
         dtype: torch dtype of the saved weights.
         peak_disk_bytes: free space that a build needs beside its parts.
+        hub_id: see `EmbeddedModel`.
     """
 
     name: str
@@ -84,6 +87,7 @@ class ComposedModel:
     composer: str
     dtype: str
     peak_disk_bytes: int
+    hub_id: str = ""
 
     @property
     def source_sha256(self) -> str:
@@ -116,6 +120,7 @@ SMOL = EmbeddedModel(
     dtype="float32",
     end_token="<|im_end|>",
     max_length=8192,
+    hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
     peak_disk_bytes=740_000_000,
 )
 

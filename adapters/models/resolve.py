@@ -40,6 +40,18 @@ def resolve_model(text: str) -> str:
     return text
 
 
+def served_name(text: str) -> str:
+    """Returns by what other servers load the model that `resolve_model` would: an embedded name means nothing to them.
+
+    Raises:
+        ModelNotBuiltError: an embedded model that is on no hub and has not been built.
+    """
+    embedded = catalog.MODELS.get(text)
+    if embedded is None:
+        return text
+    return embedded.hub_id or resolve_model(text)
+
+
 def _local_folder(path: Path) -> str:
     if not path.is_dir():
         raise UnknownModelError(f"{path} is a file, a model is a folder. {_allowed()}")

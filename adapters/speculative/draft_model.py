@@ -161,7 +161,9 @@ class DraftModelDrafter:
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Returns last hidden states [B, C] after ids [B, T]."""
-        places = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        # A row that has no position left is fed along with the others; what it gets is cut off.
+        last = None if self._limit is None else self._limit - 1
+        places = (mask.cumsum(1) - 1).clamp(min=0, max=last)[:, -ids.shape[1] :]
         output = self._model.base_model(
             input_ids=ids,
             attention_mask=mask,

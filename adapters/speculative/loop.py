@@ -87,11 +87,6 @@ class SpeculativeRun:
             self._step(running)
         self._rows.end_stream()
 
-    def close(self) -> None:
-        """Lets the cache look ahead by itself again."""
-        if self._fusion is not None:
-            self._fusion.end()
-
     def _step(self, running: Sequence[int]) -> None:
         self._check_length()
         step = self._pace.begin()

@@ -17,6 +17,7 @@ from oval_adapters.speculative.drafters import MOST_NODES, MadeDrafter
 from oval_core.speculation_config import SpeculationConfig
 from oval_spec.acceptance import AcceptanceCounters
 from oval_spec.drafter import Draft, Drafter, DraftRequest, NullDrafter
+from oval_spec.fusion_trial import AUTO_ORDERS, FusionTrial
 from oval_spec.tree_cost import ForwardCost, WidthChooser, choose_num_nodes
 from oval_spec.turn_off import SpeculationSwitch
 
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 _TRIED = (16, 8, 32, 4, 16, 8, 32, 4)
 """Nodes of the first steps of an attachment, twice each: a first forward of a size also sets things up for it."""
+_AGAIN = 128
+"""Steps after which one of these sizes is tried again: what was measured in a bad moment would rule it out for ever."""
 _WIDEST = 32
 """Nodes that are asked for where drafts say how likely each is, and are cut to those that pay."""
 _LEAST = 4
@@ -56,9 +59,13 @@ class Costs:
         switch: turns speculation off where it is slower.
         forward: seconds of a forward by its tokens, verification included.
         drafting: seconds that drafting took.
+        fusion: finds out which order of page fusion costs least.
         widths: cuts trees whose drafter says how likely their nodes are.
-        tells: whether the last drafts said so.
+        tells: whether the last drafts that proposed something said so.
         tried: sizes that were tried.
+        steps: steps since then.
+        drafted: tokens that were proposed, to see whether any is ever accepted.
+        accepted: of these.
         said: what the switch said last; None if it never switched.
         doubted: whether the user was told that nothing is accepted.
     """
@@ -66,9 +73,13 @@ class Costs:
     switch: SpeculationSwitch
     forward: ForwardCost = field(default_factory=ForwardCost)
     drafting: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    fusion: FusionTrial = field(default_factory=lambda: FusionTrial(AUTO_ORDERS))
     widths: WidthChooser = field(default_factory=WidthChooser)
     tells: bool = False
     tried: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
     said: str | None = None
     doubted: bool = False
 
@@ -115,22 +126,35 @@ class Pace:
         self._costs, self._counters, self._num_rows = costs, counters, rows
         self._null = NullDrafter()
 
+    @property
+    def fusion_trial(self) -> FusionTrial:
+        """What finds out which order of page fusion costs least."""
+        return self._costs.fusion
+
     def begin(self) -> Step:
         """Begins a step."""
         if not self._costs.switch.begin_step():
             return Step(self._null, 1)
-        costs, most = self._costs, self._config.max_nodes
-        if most is None and costs.tells and costs.tried == len(_TRIED):
-            return Step(self._drafter, _WIDEST, is_free=True)
+        costs = self._costs
+        chooses = self._config.max_nodes is None and not isinstance(self._drafter, NullDrafter)
+        if chooses and costs.tried == len(_TRIED):
+            costs.steps += 1
+            tries, rest = divmod(costs.steps, _AGAIN)
+            if not rest:
+                return Step(self._drafter, _TRIED[tries % len(_TRIED)])
+            if costs.tells and self._knows_trees():
+                return Step(self._drafter, _WIDEST, is_free=True)
         return Step(self._drafter, self._num_nodes())
 
     def width(self, step: Step, drafts: Sequence[Draft]) -> int:
         """Returns how many nodes of each draft to verify, the best ones."""
-        costs, chances = self._costs, [draft.chances for draft in drafts]
-        told = [own for own in chances if own is not None]
-        costs.tells = len(told) == len(chances)
+        costs = self._costs
+        grown = [draft for draft in drafts if len(draft.tree) > 1]  # a root alone says nothing
+        if grown:
+            costs.tells = all(draft.chances is not None for draft in grown)
         if not costs.tells:
             return step.max_nodes
+        told = [(1.0,) if draft.chances is None else draft.chances for draft in drafts]
         width = step.max_nodes
         if step.is_free:
             width = costs.widths.choose(
@@ -148,6 +172,8 @@ class Pace:
         if step.max_nodes > 1:
             costs.drafting.append(drafting)
         for row in taken:
+            costs.drafted += row.nodes - 1
+            costs.accepted += row.accepted - 1
             self._counters.record(
                 drafted=row.nodes - 1, accepted=row.accepted - 1, emitted=row.emitted
             )
@@ -160,16 +186,20 @@ class Pace:
             _log.warning("%s", said)
 
     def _doubt(self) -> None:
-        counters = self._counters
-        if counters.accepted or counters.drafted < _DOUBTED or self._costs.doubted:
+        costs = self._costs
+        if costs.accepted or costs.drafted < _DOUBTED or costs.doubted:
             return
-        self._costs.doubted = True
+        costs.doubted = True
         _log.warning(
             "speculation: none of %d drafted tokens (%s) was accepted. Drafts are made for another model, or for other "
             "text; the output is right all the same. Check heads or draft model, or choose drafter 'ngram' or 'none'.",
-            counters.drafted,
+            costs.drafted,
             self._drafter.name,
         )
+
+    def _knows_trees(self) -> bool:
+        """Whether a forward of more than a few nodes a row was measured: before, a tree would be held to cost too much."""
+        return self._costs.forward.largest >= _LEAST * self._num_rows
 
     def _num_nodes(self) -> int:
         if self._config.max_nodes is not None:
@@ -180,8 +210,8 @@ class Pace:
         if costs.tried < len(_TRIED):
             costs.tried += 1
             return _TRIED[costs.tried - 1]
-        if costs.forward.largest < _LEAST * self._num_rows:
-            return _TRIED[0]  # nothing was proposed so far: what a tree costs is not known yet
+        if not self._knows_trees():
+            return _TRIED[0]  # nothing was proposed so far
         drafting = statistics.median(costs.drafting) if costs.drafting else 0.0
         tau = self._tau()
         return choose_num_nodes(
@@ -191,8 +221,10 @@ class Pace:
     def _tau(self) -> Sequence[float]:
         if self._known_tau is not None:
             return self._known_tau
-        if self._drafter.name in ("ngram", "draft", "self"):
-            return [_geometric(_CHAIN_RATE, nodes) for nodes in range(1, self._config.depth + 2)]
+        config, name = self._config, self._drafter.name
+        if name in ("ngram", "draft", "self"):
+            depth = config.ngram_depth if name == "ngram" else config.depth
+            return [_geometric(_CHAIN_RATE, nodes) for nodes in range(1, depth + 2)]
         return [_between(_TREE_TAU, nodes) for nodes in range(1, MOST_NODES + 1)]
 
 

@@ -5,6 +5,7 @@ Shapes: S states, C hidden size.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from oval_core.speculation_config import FUSION_ORDERS
 from oval_core.tiers.prepare import prepare
 from oval_core.values import PageSelection
 from oval_spec.fusion import FusedPages, PagePrediction, fuse
+from oval_spec.fusion_trial import FusionTrial
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +45,7 @@ class FusionCounters:
         common: of these, pages that both sides wanted.
         here: of `predicted`, pages that were in fast memory already.
         promoted: pages that came back into the pool.
+        order: of the last verification; under `auto` the cheapest so far, or one that is being tried.
     """
 
     verifications: int = 0
@@ -50,6 +53,7 @@ class FusionCounters:
     common: int = 0
     here: int = 0
     promoted: int = 0
+    order: str = ""
 
 
 class PageFusion:
@@ -61,15 +65,17 @@ class PageFusion:
         order: str,
         budget_tokens: int | None = None,
         most_pages: int | None = None,
+        trial: FusionTrial | None = None,
     ) -> None:
         """Makes a fusion.
 
         Args:
             cache: with `tiers`, and a policy that watches (see `watched_cache`).
-            order: see `oval_spec.fusion.fuse`.
+            order: see `oval_spec.fusion.fuse`; where there is a trial, until it says another.
             budget_tokens: what each side may want of a sequence; None for what the pool holds.
             most_pages: pages that come back into the pool before one verification at most. None takes 16, and none where
                 verifications read everything: each page that stays saves the same then, whichever it is.
+            trial: measures which order costs least, from call to call; None keeps `order`.
         Raises:
             ConfigError: no such order, or a cache without tiers or without a policy that watches.
         """
@@ -84,7 +90,9 @@ class PageFusion:
                 f"{policy.name!r}. Allowed: tiers, and a policy that watches its pages. Set tiers, and use `watched_cache`."
             )
         self.order = order
-        self.counters = FusionCounters()
+        self.counters = FusionCounters(order=order)
+        self._trial = trial
+        self._spent: float | None = None  # seconds of the last preparation
         self._tiers, self._policy = tiers, policy
         # what the target expects goes out as soon as it is known; the draft side can only add to it
         self._paged = cache.paged
@@ -95,12 +103,28 @@ class PageFusion:
 
     def end(self) -> None:
         """Lets the cache look ahead by itself again, as plain decoding needs it."""
+        self._close_step()
         self._paged.foresees = True
 
     def prepare(self, drafts: Sequence[Draft | None]) -> None:
         """Fetches for the verification of these drafts, one a row of the cache, None for a row that has ended."""
-        if self.order == "none":
+        self._close_step()
+        began = time.perf_counter()
+        if self.order != "none":
+            self._fetch(drafts)
+        self._spent = time.perf_counter() - began
+
+    def _close_step(self) -> None:
+        """Tells the trial what foretelling and waiting took at the verification before."""
+        if self._trial is None:
             return
+        step = self._paged.last_step
+        if self._spent is not None and step is not None:
+            self._trial.end_step(self._spent + step.stall_s)
+        self._spent = None
+        self.order = self.counters.order = self._trial.order
+
+    def _fetch(self, drafts: Sequence[Draft | None]) -> None:
         sequences = self._table.sequences
         foreseen = self._policy.foresee(sequences)
         wanted: list[Page] = []

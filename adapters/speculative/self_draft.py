@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from oval_adapters.hf_cache import OvalCache
     from oval_core.routing.router import Router
 
-__all__ = ["SelfDrafter", "watch", "watched_cache"]
+__all__ = ["SelfDrafter", "check_layers", "watch", "watched_cache"]
 
 
 def watched_cache(
@@ -69,7 +69,7 @@ def watch(
         routing: which layers are watched, in which groups; None takes the defaults.
         router: who will ask; None takes the one that `routing` names.
     Raises:
-        ConfigError: the cache holds a text that nobody watched.
+        ConfigError: the cache holds a text that nobody watched, or the model has no layer to watch.
     """
     if isinstance(cache.paged.policy, RoutedPolicy):
         return
@@ -79,10 +79,37 @@ def watch(
             "or one that watches. Make it with `watched_cache`, or choose speculation.self_policy 'window'."
         )
     whole = replace(routing or RoutingConfig(), budget_share=1.0)
+    check_layers("watched_cache: got a cache to watch", "Use `oval.new_cache()`", whole, oval.model)
     router = router or resolve_router(whole, oval.model)
     config = replace(oval.config, policy=RoutedPolicy.name, routing=whole)
     counters = RoutingCounters()  # it reads everything: nothing to tell
     cache.paged.read_by(create_policy(config, _windows(oval.model), router, counters), None)
+
+
+def check_layers(got: str, instead: str, routing: RoutingConfig, model: PreTrainedModel) -> None:
+    """Checks that a model has layers of which a part of the pages can be read, or watched.
+
+    Args:
+        got: setting and value that need them, for the message.
+        instead: what to do where there are none.
+        routing: its `dense_layers` read everything in any case.
+        model: the target; its layers with a sliding window read what they always do.
+    Raises:
+        ConfigError: no layer is left.
+    """
+    windows = _windows(model)
+    whole = [layer for layer, window in enumerate(windows) if window is None]
+    if not set(whole) <= set(routing.dense_layers):
+        return
+    dense = list(routing.dense_layers)
+    if whole:
+        facts = f"whose only layers without a sliding window, {whole}, are in routing.dense_layers {dense}"
+    else:
+        facts = f"whose {len(windows)} layers all have a sliding window"
+    raise ConfigError(
+        f"{got} for a model {facts}. Allowed: models with a layer that has no sliding window and is not in "
+        f"routing.dense_layers. {instead}."
+    )
 
 
 class SelfDrafter:
@@ -108,10 +135,18 @@ class SelfDrafter:
             config: `depth`, `self_policy` and `self_budget` count.
             routing: as the cache's: its layers, groups and sinks count; None takes the attachment's, or the defaults.
             router: as the cache's; None takes the one that `routing` names.
+        Raises:
+            ConfigError: the model has no layer that could read less.
         """
         self._attachment, self._model, self._depth = attachment, attachment.model, config.depth
         routing = routing or attachment.config.routing or RoutingConfig()
         self._part = replace(routing, token_budget=config.self_budget, budget_share=None)
+        check_layers(
+            "speculation.drafter: got 'self'",
+            "Choose another drafter, such as 'ngram'",
+            self._part,
+            self._model,
+        )
         self._windows = _windows(self._model)
         self._router = self._window = None
         if config.self_policy == WindowPolicy.name:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
@@ -24,11 +25,13 @@ from oval_adapters.speculative.page_fusion import PageFusion
 from oval_adapters.speculative.prompt import emit_first, read_prompt
 from oval_adapters.speculative.row_processors import processors_by_row
 from oval_adapters.speculative.rows import Rows
-from oval_adapters.speculative.self_draft import watch
+from oval_adapters.speculative.self_draft import check_layers, watch
+from oval_core.config import RoutingConfig
 from oval_core.routing.routed import RoutedPolicy
 from oval_core.speculation_config import SpeculationConfig
 from oval_spec.acceptance import AcceptanceCounters
 from oval_spec.drafter import NullDrafter
+from oval_spec.fusion_trial import FusionTrial
 from oval_spec.turn_off import SpeculationSwitch
 from oval_spec.verify import create_verifier
 
@@ -56,6 +59,8 @@ class Speculative:
         self._drafters: dict[SpeculationConfig, MadeDrafter] = {}
         self._costs: dict[tuple[SpeculationConfig, str, int], Costs] = {}
         self._counters = AcceptanceCounters()
+        self._running: dict[int, AcceptanceCounters] = {}
+        self._lock = threading.Lock()
         self._facts: dict[str, Any] = {}
 
     @torch.no_grad()
@@ -95,10 +100,14 @@ class Speculative:
         do_sample = bool(generation_config.do_sample)
         verifier = create_verifier(config, do_sample)
         rows = _rows(input_ids, model_kwargs, stopping_criteria, generation_config, streamer)
-        with self._drafting(cache, config, oval_drafter, target_tokenizer) as made:
-            names = {"drafter": made.drafter.name, "heads": made.report}
-            self._facts = {**names, "lossless": verifier.is_lossless}
-            fusion = self._fusion(cache, made.drafter, config)
+        with contextlib.ExitStack() as stack:
+            made = stack.enter_context(
+                self._drafting(cache, config, oval_drafter, target_tokenizer)
+            )
+            pace = stack.enter_context(self._pace(made, config, rows.num_rows))
+            facts = {"drafter": made.drafter.name, "heads": made.report}
+            self._facts = {**facts, "lossless": verifier.is_lossless}
+            fusion = self._fusion(stack, cache, made.drafter, config, pace.fusion_trial)
             prompt = read_prompt(model, cache, input_ids, generation_config, model_kwargs)
             emit_first(rows, input_ids, prompt.logits, logits_processor, do_sample=do_sample)
             run = SpeculativeRun(
@@ -107,31 +116,32 @@ class Speculative:
                 rows,
                 processors_by_row(logits_processor, rows.num_rows),
                 verifier,
-                self._pace(made, config, rows.num_rows),
+                pace,
                 self._limits(cache, rows.num_rows),
                 prompt,
                 fusion,
             )
-            with model._optimize_model_for_decode(), contextlib.closing(run):
+            with model._optimize_model_for_decode():
                 run.finish()
-        if not generation_config.return_dict_in_generate:
-            return rows.sequences()
-        return GenerateDecoderOnlyOutput(
-            sequences=rows.sequences(), scores=rows.scores(), logits=rows.logits(), cache=cache
-        )
+        return _output(rows, cache, generation_config)
 
     def stats(self) -> dict[str, Any]:
         """Returns what all calls did so far, in plain values, under `speculation`; nothing before the first call.
 
         The counts are those of `AcceptanceCounters.to_dict`; `drafter`, `lossless`, `heads` (what was found in
-        their folder) and whether speculation `is_off` are of the last call, and `switched` is what was said when it was turned off or on again.
+        their folder), `fusion` and whether speculation `is_off` are of the last call, and `switched` is what was said when it was turned off
+        or on again.
         """
         if not self._facts:
             return {}
-        return {"speculation": {**self._facts_now(), **self._counters.to_dict()}}
+        total = AcceptanceCounters()
+        with self._lock:
+            for counters in (self._counters, *self._running.values()):
+                total.merge(counters)
+        return {"speculation": {**self._facts_now(), **total.to_dict()}}
 
     def _facts_now(self) -> dict[str, Any]:
-        switches = [(costs.switch.is_off, costs.said) for costs in self._costs.values()]
+        switches = [(costs.switch.is_off, costs.said) for costs in list(self._costs.values())]
         is_off, said = switches[-1] if switches else (False, None)
         facts = {**self._facts, "is_off": is_off, "switched": said}
         if "fusion" in facts:
@@ -169,18 +179,30 @@ class Speculative:
                 self._drafters[config] = made
 
     def _fusion(
-        self, cache: OvalCache, drafter: Drafter, config: SpeculationConfig
+        self,
+        stack: contextlib.ExitStack,
+        cache: OvalCache,
+        drafter: Drafter,
+        config: SpeculationConfig,
+        trial: FusionTrial,
     ) -> PageFusion | None:
-        """Binds a drafter that reads the target's cache, and returns what fetches pages before verifications, if anything."""
+        """Binds a drafter that reads the target's cache, and returns what fetches pages before verifications, if anything.
+
+        It ends with the stack, also where the prompt cannot be read to its end.
+        """
         bind = getattr(drafter, "bind", None)
         if bind is not None:
             bind(cache)
         own, order = self._attachment.config, config.fusion
+        measures = order == "auto" and own.policy != "full"
         if order == "auto":
-            order = "none" if own.policy == "full" else "intersection"
-        if own.tiers is None or order == "none":
+            order = trial.order if measures else "none"
+        if own.tiers is None or (order == "none" and not measures):
             return None
         if not cache.is_initialized:
+            whole = own.routing or RoutingConfig()
+            got, instead = f"speculation.fusion: got {order!r}", "Choose fusion 'none'"
+            check_layers(got, instead, whole, self._attachment.model)
             watch(cache, self._attachment)
         if not isinstance(cache.paged.policy, RoutedPolicy):
             _log.warning(
@@ -188,16 +210,30 @@ class Speculative:
                 order,
             )
             return None
-        fusion = PageFusion(cache, order)
-        self._facts["fusion"] = fusion.counters
+        fusion = PageFusion(cache, order, trial=trial if measures else None)
+        stack.callback(fusion.end)
+        self._facts = {**self._facts, "fusion": fusion.counters}
         return fusion
 
-    def _pace(self, made: MadeDrafter, config: SpeculationConfig, rows: int) -> Pace:
+    @contextlib.contextmanager
+    def _pace(self, made: MadeDrafter, config: SpeculationConfig, rows: int) -> Iterator[Pace]:
+        """Lends what was measured with such settings, and adds what the call counts to the totals, however it ends.
+
+        As with drafters, a call in another thread begins with measurements of its own: two calls share no clock.
+        """
         key = (config, made.drafter.name, rows)
         turns_off = config.turns_off and not isinstance(made.drafter, NullDrafter)
         costs = self._costs.pop(key, None) or Costs(SpeculationSwitch(turns_off))
-        self._costs[key] = costs  # the last one is of the last call
-        return Pace(made, config, costs, self._counters, rows)
+        counters = AcceptanceCounters()
+        with self._lock:
+            self._running[id(counters)] = counters
+        try:
+            yield Pace(made, config, costs, counters, rows)
+        finally:
+            with self._lock:
+                del self._running[id(counters)]
+                self._counters.merge(counters)
+            self._costs[key] = costs  # the last one is of the last call
 
     def _limits(self, cache: OvalCache, rows: int) -> NodeLimits:
         routing = self._attachment.config.routing
@@ -209,6 +245,16 @@ class Speculative:
             kept_columns=self._attachment.drops_cache_above,
             tokens=len(self._attachment.model.get_input_embeddings().weight),
         )
+
+
+def _output(
+    rows: Rows, cache: OvalCache, config: GenerationConfig
+) -> GenerateDecoderOnlyOutput | torch.Tensor:
+    if not config.return_dict_in_generate:
+        return rows.sequences()
+    return GenerateDecoderOnlyOutput(
+        sequences=rows.sequences(), scores=rows.scores(), logits=rows.logits(), cache=cache
+    )
 
 
 def _rows(

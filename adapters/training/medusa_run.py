@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from oval_adapters.bench.machine import machine, versions
+from oval_adapters.models.resolve import served_name
 from oval_adapters.training.medusa_data import MedusaData, check_data, gather_answers
 from oval_adapters.training.medusa_settings import MedusaTraining
 from oval_adapters.training.medusa_stop import asked_to_stop
@@ -235,7 +236,7 @@ def _write_layouts(settings: MedusaTraining, heads: DraftHeads, facts: BaseFacts
     for layout in settings.layouts:
         folder = Path(settings.out) / f"layout-{layout}"
         if layout == "C":
-            write_tgi(folder, heads, facts, base_name=settings.model)
+            write_tgi(folder, heads, facts, base_name=served_name(settings.model))
         else:
             write_vllm(folder, heads, facts)
         written[layout] = str(folder)

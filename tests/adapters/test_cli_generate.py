@@ -109,6 +109,10 @@ def test_positions_bound_the_new_tokens(folder: Path) -> None:
         (("--prompt", "a", "--prefill-chunk", 0), "prefill-chunk: got 0"),
         (("--prompt", "a", "--temperature", -1), "temperature: got -1"),
         (("--prompt", "a", "--temperature", "nan"), "temperature: got nan"),
+        (
+            ("--prompt", "a", "--temperature", "1e-40"),
+            "temperature: got 1e-40. Allowed: 0, or 1e-06",
+        ),
         (("--prompt", "a", "--top-p", 0.5), "temperature 0, which is greedy"),
         (("--prompt", "a", "--temperature", 1, "--top-p", 1.5), "top-p: got 1.5"),
         (("--prompt", "a", "--temperature", 1, "--seed", -1), "seed: got -1"),

@@ -49,6 +49,14 @@ def test_the_text_stays_and_its_counts_are_shown(folder: Path) -> None:
     assert as_json(*call, "--config", config)["stats"]["speculation"]["tau"] == 1.0
 
 
+def test_a_text_of_one_token_has_no_step_to_count(folder: Path) -> None:
+    call = ("--model", folder, "--prompt", "abab", "--max-new-tokens", 1, *FAST)
+    result = run(*call, "--spec", "ngram")
+    assert result.exit_code == 0, result.output
+    assert "no draft by ngram" in result.stderr
+    assert "0.00 tokens a step" not in result.stderr
+
+
 def test_flags_go_over_a_configuration_field_by_field() -> None:
     before = OvalConfig(speculation={"drafter": "medusa", "depth": 3})
     after = SpeculationOptions(max_nodes=9, typical=True).apply(before).speculation
@@ -57,6 +65,20 @@ def test_flags_go_over_a_configuration_field_by_field() -> None:
     assert after.verification == "typical"
     assert SpeculationOptions().apply(before) is before
     assert OvalConfig.from_dict(before.to_dict()) == before
+
+
+def test_another_drafter_goes_over_a_configuration_with_a_draft_model() -> None:
+    before = OvalConfig.from_dict(
+        {"speculation": {"drafter": "draft", "draft_model": "some/model"}}
+    )
+    after = SpeculationOptions(spec="ngram").apply(before).speculation
+    assert after is not None
+    assert (after.drafter, after.draft_model) == ("ngram", None)
+    kept = SpeculationOptions(depth=3).apply(before).speculation
+    assert kept is not None
+    assert (kept.draft_model, kept.depth) == ("some/model", 3)
+    with pytest.raises(ConfigError, match="draft_model"):
+        SpeculationOptions(spec="ngram", draft_model="other/model").apply(before)
 
 
 @pytest.mark.parametrize(

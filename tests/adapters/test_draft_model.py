@@ -173,3 +173,18 @@ def test_a_tokenizer_that_splits_otherwise_is_refused() -> None:
     theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     with pytest.raises(ConfigError, match="a probe text gives"):
         check_tokenizers(ours, theirs, "other")
+
+
+def test_a_row_without_positions_left_does_not_stop_the_others() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=tiny_models.VOCAB, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+    model = GPT2LMHeadModel(config).eval()
+    drafter = DraftModelDrafter(model, DEPTH)
+    long, last, short = (tiny_models.prompt(n, seed=n)[0].tolist() for n in (20, 15, 6))
+    drafts = drafter.draft(requests({0: long, 1: last, 2: short}))
+    assert [draft.tree.is_chain for draft in drafts] == [True, False, False]
+    assert len(drafts[0].tree) == 1
+    assert drafts[1].tree.tokens[1:3] == tuple(greedy(model, last, 2))
+    assert drafts[2].tree.tokens[1 : DEPTH + 1] == tuple(greedy(model, short, DEPTH))

@@ -11,6 +11,7 @@ import pytest
 from oval_adapters.models import build_model, list_models, model_path, resolve_model
 from oval_adapters.models.catalog import MODELS, find_model
 from oval_adapters.models.errors import CorruptModelError, ModelNotBuiltError, UnknownModelError
+from oval_adapters.models.resolve import served_name
 from oval_adapters.models.store import verify
 from oval_core.cache_folder import cache_dir
 
@@ -154,3 +155,13 @@ def test_an_embedded_name_comes_before_a_folder(
 def test_resolve_refuses(built: SimpleNamespace, text: str, problem: str) -> None:
     with pytest.raises(UnknownModelError, match=rf"{problem}.*Allowed: .*tiny"):
         resolve_model(text)
+
+
+def test_other_servers_are_told_the_hub_id_of_an_embedded_model() -> None:
+    assert served_name("smol") == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert served_name("owner/name") == "owner/name"
+    assert served_name("some/folder") == "some/folder"
+
+
+def test_an_embedded_model_that_is_on_no_hub_is_named_by_its_folder(built: SimpleNamespace) -> None:
+    assert served_name("tiny") == str(built.folder)

@@ -89,7 +89,7 @@ def test_drafting_that_costs_more_than_it_brings_is_left_out() -> None:
 
 def test_depth_bounds_chains_that_nobody_measured() -> None:
     pace = Pace(
-        MadeDrafter(type("Ngram", (Rooted,), {"name": "ngram"})()),
+        MadeDrafter(type("Own", (Rooted,), {"name": "self"})()),
         SpeculationConfig(depth=3),
         known(0.0),
         AcceptanceCounters(),
@@ -166,3 +166,69 @@ def test_trees_that_say_how_likely_they_are_are_cut_to_what_pays() -> None:
     assert fixed.width(fixed.begin(), [drafted(*[0.5] * 6)]) == 7
     assert pace.width(pace.begin(), [Draft(TokenTree.chain((1, 2)))]) == 32
     assert pace.begin().max_nodes == 16, "this drafter says nothing"
+
+
+def test_before_trees_were_measured_they_are_not_held_too_dear() -> None:
+    costs = Costs(SpeculationSwitch(False), tried=TRIES, tells=True)
+    for _ in range(
+        40
+    ):  # a new text: n-grams found nothing, so that forwards of one token are all that is known
+        costs.forward.observe(1, 1.0)
+    pace = pace_of(costs)
+    step = pace.begin()
+    step.draft([DraftRequest(row=0, ids=[5], hidden=None, max_depth=9, max_nodes=32)])
+    assert pace.width(step, [drafted(*[0.6] * 15)]) == 16
+
+
+def test_a_root_alone_does_not_make_a_drafter_silent() -> None:
+    costs = known(0.0)
+    costs.tells = True
+    pace = pace_of(costs)
+    step = pace.begin()
+    assert step.is_free
+    step.draft([DraftRequest(row=0, ids=[5], hidden=None, max_depth=9, max_nodes=32)])
+    root = Draft(TokenTree.chain((5,)))  # a row with one token left, or a plain step
+    assert pace.width(step, [root, drafted(*[0.9] * 15)]) == 16
+    assert step.promised == pytest.approx(0.9 * 15)
+    assert pace.width(pace.begin(), [root]) == 1
+    assert pace.begin().is_free
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_what_was_measured_in_a_bad_moment_is_measured_again(tells: bool) -> None:
+    costs = Costs(SpeculationSwitch(False), tried=TRIES, tells=tells)
+    for size, seconds in ((1, 1.0), (4, 9.0), (8, 20.0), (16, 40.0), (32, 90.0)):
+        costs.forward.observe(size, seconds)
+    sizes = []
+    for _ in range(2000):
+        pace = pace_of(costs)
+        step = pace.begin()
+        step.draft([DraftRequest(row=0, ids=[5], hidden=None, max_depth=9, max_nodes=32)])
+        width = min(step.max_nodes, 32)
+        if tells:
+            width = pace.width(step, [drafted(*[0.7] * (width - 1))])
+        sizes.append(width)
+        costs.forward.observe(width, 1.0)  # now all take the same
+    assert sizes[0] == 1
+    assert sizes[-100:].count(32) > 90
+
+
+def test_ngrams_have_a_depth_of_their_own() -> None:
+    ngram = MadeDrafter(type("Ngram", (Rooted,), {"name": "ngram"})())
+    config = SpeculationConfig(depth=3, ngram_depth=8)
+    assert Pace(ngram, config, known(0.0), AcceptanceCounters(), 1).begin().max_nodes == 9
+
+
+def test_heads_of_another_model_are_doubted_whatever_was_accepted_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counters = AcceptanceCounters()
+    counters.record(drafted=9, accepted=5, emitted=6)  # another drafter's
+    pace = pace_of(known(), SEVEN, counters=counters)
+    for _ in range(60):
+        step = pace.begin()
+        step.draft([DraftRequest(row=0, ids=[5], hidden=None, max_depth=9, max_nodes=7)])
+        pace.end(step, [Taken(nodes=7, accepted=1, emitted=1)])
+    told = [r.getMessage() for r in caplog.records if "was accepted" in r.getMessage()]
+    assert len(told) == 1
+    assert "none of 300 drafted tokens (rooted)" in told[0]

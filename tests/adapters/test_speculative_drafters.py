@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from oval_adapters import attach
 from oval_adapters.speculative import drafters as home
 from oval_core.errors import ConfigError, UnsupportedModelError
+from oval_spec.fusion_trial import AUTO_ORDERS
 from oval_spec.heads import create_heads
 from oval_spec.layouts import save_heads
 
@@ -91,6 +92,20 @@ def test_tiers_change_no_token(case: str, fusion: str, folder: Path) -> None:
     assert ("fusion" in stats["speculation"]) == (fusion != "none")
     if fusion != "none":
         assert stats["speculation"]["fusion"]["verifications"] > 0
+
+
+def test_fusion_auto_measures_and_changes_no_token(folder: Path) -> None:
+    routing = {"token_budget": 40, "window_size": 8, "num_sink_tokens": 4}
+    config = {"page_size": 4, "policy": "routed", "routing": routing, "tiers": {"fast_tokens": 96}}
+    texts, ids = {}, prompt(90)
+    for fusion in ("none", "intersection", "auto"):
+        fixed = {"max_nodes": 6, "turns_off": False}  # a selection depends on where forwards end
+        settings = placed({**SETTINGS["medusa"], **fixed, "fusion": fusion}, folder)
+        texts[fusion], stats = run(shared("llama"), {**config, "speculation": settings}, inputs=ids)
+    assert texts["auto"] == texts["intersection"] == texts["none"]
+    told = stats["speculation"]["fusion"]
+    assert told["order"] in AUTO_ORDERS
+    assert 0 < told["verifications"] < stats["speculation"]["steps"]
 
 
 def test_a_tree_is_no_larger_than_what_a_selection_is_made_for(folder: Path) -> None:

@@ -15,6 +15,8 @@ from tiny_models import VOCAB, build, one_thread, padded, prompt, shared
 from transformers import PreTrainedModel
 
 from oval_adapters import Attachment, attach
+from oval_adapters.speculative.self_draft import watched_cache
+from oval_core.errors import ConfigError
 from oval_spec.drafter import Draft, DraftRequest
 
 _one_thread = pytest.fixture(autouse=True)(one_thread)
@@ -173,3 +175,38 @@ def test_a_cache_is_let_go_when_its_call_ends(drafter: str) -> None:
             assert [cache() for cache in seen] == [None, None], "something holds it"
         finally:
             gc.enable()
+
+
+WINDOWED = {
+    "all": ("mistral-window", r"a model whose 3 layers all have a sliding window\. Allowed: models with a layer that"),
+    "the rest is dense": ("gemma2", r"whose only layers without a sliding window, \[1\], are in routing.dense_layers \[0, 1\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("self_policy", ["routed", "window"])
+def test_a_model_of_windows_cannot_draft_for_itself(name: str, self_policy: str) -> None:
+    model, facts = WINDOWED[name]
+    call = {"speculation": {"drafter": "self", "self_policy": self_policy}}
+    said = (
+        f"^speculation.drafter: got 'self' for .*{facts}.*Choose another drafter, such as 'ngram'"
+    )
+    with attach(build(model)) as oval, pytest.raises(ConfigError, match=said):
+        oval.model.generate(prompt(9), custom_generate=oval.speculative, max_new_tokens=2, **call)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_pages_of_a_model_of_windows_are_not_foreseen(name: str) -> None:
+    model, facts = WINDOWED[name]
+    settings = {"page_size": 4, "tiers": {"fast_tokens": 64}}
+    call = {"speculation": {"drafter": "ngram", "fusion": "union"}}
+    with attach(build(model), settings) as oval:
+        said = f"^speculation.fusion: got 'union' for .*{facts}.*Choose fusion 'none'"
+        with pytest.raises(ConfigError, match=said):
+            oval.model.generate(
+                prompt(9), custom_generate=oval.speculative, max_new_tokens=2, **call
+            )
+        with pytest.raises(ConfigError, match=f"^watched_cache: got .*{facts}.*new_cache"):
+            watched_cache(oval)
+        call["speculation"]["fusion"] = "none"
+        oval.model.generate(prompt(9), custom_generate=oval.speculative, max_new_tokens=2, **call)

@@ -107,3 +107,14 @@ def test_sizes_that_make_no_sense_are_refused(sizes: tuple[int, int, int]) -> No
     longest, shortest, depth = sizes
     with pytest.raises(ConfigError, match="ngram drafter"):
         NgramDrafter(ngram_max=longest, ngram_min=shortest, depth=depth)
+
+
+def test_runs_that_came_once_take_no_memory_of_their_own() -> None:
+    ids = list(range(3000)) + [7, 8, 9, 5000, 8, 9]
+    drafter = NgramDrafter(ngram_max=8, ngram_min=1, depth=2)
+    assert drafter.find(request(ids)).tree.tokens[:2] == (9, 5000), "of two places the latest"
+    index = drafter._rows[0]
+    assert sum(map(len, index._latest.values())) < 3000 + 20, "one entry a token, not eight"
+    ids += [4000, 7, 8]
+    assert drafter.find(request(ids)).length == 2
+    assert drafter.find(request([*ids, 9])).length == 3, "noted when (8, 9) came again"

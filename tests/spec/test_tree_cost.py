@@ -146,3 +146,20 @@ def test_a_drafter_that_is_too_sure_is_believed_less() -> None:
             chooser.took(8.0, accepted)
         widths.append(chooser.choose([[1.0, *[0.5] * 20]], lambda n: 1 + 0.2 * (n - 1), 0.0))
     assert widths == [1, 21]
+
+
+def test_a_drafter_that_was_wrong_for_a_while_is_believed_again() -> None:
+    chooser, tree = WidthChooser(), [1.0, *[0.8] * 8]
+
+    def step(rate: float) -> int:
+        """Verifies the tree with so much of what it promised being accepted."""
+        nodes = chooser.choose([tree], lambda n: 1 + 0.1 * n, 0.0)
+        promised = sum(tree[1:nodes])
+        chooser.took(promised, round(promised * rate))
+        return nodes
+
+    wrong = [step(0.0) for _ in range(60)]
+    assert wrong[0] == 9
+    assert wrong[-1] == 1, "nothing it says is worth a node"
+    right = [step(1.0) for _ in range(400)]
+    assert right[-50:] == [9] * 50, "it is asked for little, and what that brings is believed"

@@ -120,3 +120,31 @@ def test_it_can_be_told_to_stay_on() -> None:
     run.steps(300, lambda i: 9.0, tokens=1)
     assert all(run.kinds)
     assert run.messages == []
+
+
+def test_a_clock_that_sees_no_time_pass_decides_nothing() -> None:
+    run = Run()
+    run.steps(200, lambda i: 0.0, tokens=2, plain_seconds=0.0)
+    assert run.messages == []
+    late = Run()
+    late.steps(100, lambda i: 0.0, tokens=2, plain_seconds=1.0)
+    assert late.messages == []
+
+
+def test_rows_that_end_one_after_another_are_not_measured() -> None:
+    run = Run()
+    for rows in range(40, 0, -1):
+        run.steps(FIRST_PROBE - 2, lambda i: 1.5, tokens=2, rows=rows)
+    assert all(run.kinds), "each number of rows would need plain steps of its own"
+    run.steps(200, lambda i: 1.5, tokens=2)
+    assert 3 <= run.kinds.count(False) <= 10
+
+
+def test_rows_may_end_while_plain_steps_are_measured() -> None:
+    run = Run()
+    run.steps(FIRST_PROBE + 1, lambda i: 1.5, tokens=2, rows=3)
+    assert run.kinds[-1:] == [False]
+    run.steps(1, lambda i: 1.5, tokens=2, rows=2)
+    run.steps(40, lambda i: 1.5, tokens=2, rows=1)
+    assert run.kinds[-40:].count(False) == 3
+    assert run.kinds[-1], "speculation goes on"
