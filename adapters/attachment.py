@@ -26,6 +26,7 @@ from oval_adapters.linears import patch_linears
 from oval_adapters.patch import OvalCall, Patch
 from oval_adapters.routing.resolve import check_router, resolve_router, resolve_sizer
 from oval_adapters.speculative.speculative import Speculative
+from oval_adapters.vision.piece_ends import PieceEnds
 from oval_adapters.vision.prefill_routing import PrefillRouting
 from oval_adapters.vision.prefill_settings import create_choice
 from oval_adapters.vision.vision import Vision
@@ -306,20 +307,21 @@ class Attachment:
                 f"forward: got no new token, {cache.get_seq_length()} are cached. Allowed: one a row at least. Pass a prompt, "
                 "or the whole text so far and what follows it."
             )
-        cached, limit = cache.get_seq_length(), cache.paged.max_new_tokens(rows)
+        cached = cache.get_seq_length()
         images = [] if self._vision is None else self._vision.parts(num_queries, cached)
         unread = None
         if self.image_routing is not None:
             fill = functools.partial(self._run.fill, cache)
             unread = self.image_routing.plan(cache, named, images, fill)
-        if limit is None or num_queries <= limit or cache.is_held:
+        ends = PieceEnds(cache.paged, rows, num_queries, images, unread)
+        if cache.is_held or ends.after(0) == num_queries:
             is_prompt = cached < self._thread.prompt_columns and not cache.is_held
             output = self._run.whole(cache, named, states, is_prompt, images, unread)
         else:
             is_long = self._is_long(cached, num_queries)
             wants_tuple = named.get("return_dict", self._text_config.return_dict) is False
             output = self._run.in_pieces(
-                cache, named, states, limit, is_long, images, unread, wants_tuple=wants_tuple
+                cache, named, states, ends.after, is_long, images, unread, wants_tuple=wants_tuple
             )
         if any(images):
             cache.image_views.add(cached, images, positions_of(named, states, cached))

@@ -57,14 +57,18 @@ class DecoderRun:
             unread: bool [B, T] columns that the decoder is not to get; None for none.
         """
         mask, (rows, num_queries) = kwargs.get("attention_mask"), states.shape[:2]
-        positions = positions_of(kwargs, states, cache.get_seq_length())
+        cached = cache.get_seq_length()
         with hold_interrupts():
             gathering = cache.begin(
                 self._owner, mask, rows, num_queries, states.device, is_prompt, images, unread
             )
         if gathering is None:
             return self._run(cache, kwargs, states)
-        output = self._run(cache, kwargs, states, lambda: gathering.inputs(kwargs, positions))
+
+        def gathered() -> dict[str, Any]:
+            return gathering.inputs(kwargs, positions_of(kwargs, states, cached))
+
+        output = self._run(cache, kwargs, states, gathered)
         output = gathering.spread(output, num_queries)
         if cache.keeps_hidden:
             cache.last_hidden = output[0]
@@ -75,22 +79,21 @@ class DecoderRun:
         cache: OvalCache,
         kwargs: dict[str, Any],
         states: torch.Tensor,
-        limit: int,
+        end_of: Callable[[int], int],
         is_prompt: bool,
         images: Sequence[Parts],
         unread: torch.Tensor | None,
         *,
         wants_tuple: bool,
     ) -> Any:
-        """One forward as several, because fast memory takes only `limit` new tokens a row; any error takes all back."""
+        """One forward as several, because fast memory takes only so many new tokens; any error takes all back."""
         before, (rows, num_queries) = cache.get_seq_length(), states.shape[:2]
         cache.check(self._owner, kwargs.get("attention_mask"), rows, num_queries)
         outputs = []
         try:
-            for index, piece in enumerate(split_call(kwargs, num_queries, limit, before)):
+            for start, end, piece in split_call(kwargs, num_queries, end_of, before):
                 own_states = piece.get("inputs_embeds")
                 own_states = piece["input_ids"] if own_states is None else own_states
-                start, end = index * limit, (index + 1) * limit
                 own = [cut_parts(row, start, end) for row in images]
                 left = None if unread is None else unread[:, start:end]
                 outputs.append(self.whole(cache, piece, own_states, is_prompt, own, left))

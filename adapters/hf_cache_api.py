@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["HfCacheApi"]
 
 
-class HfCacheApi(Cache):
+class HfCacheApi(Cache, ABC):
     """Base of `OvalCache`: the part that only translates."""
 
     paged: PagedCache
@@ -55,6 +56,15 @@ class HfCacheApi(Cache):
         """Returns which columns [start, start + length) of a row hold an image token that is not read yet, bool [length]."""
         return self._columns.unread(row, start, length)
 
+    def stored_columns(self, row: int) -> torch.Tensor:
+        """Returns the column of each stored token of a row, in the order of its tokens, long [n].
+
+        Columns of padding and of unread image tokens are left out; image tokens that were read late come where they
+        were stored, not where they lie.
+        """
+        places = self._columns.places(row)
+        return torch.arange(self._columns.length) if places is None else places.cpu()
+
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Makes row i what row beam_idx[i] was (beam search): pages are shared, not copied."""
         self._select(beam_idx.tolist())
@@ -68,5 +78,6 @@ class HfCacheApi(Cache):
         rows = indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices
         self._select(rows.tolist())
 
+    @abstractmethod
     def _select(self, rows: list[int]) -> None:
-        raise NotImplementedError
+        """Makes the batch rows[0], rows[1], ... of the old one; a row may come several times, or not at all."""

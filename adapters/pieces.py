@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,22 +17,23 @@ _BY_QUERY = ("input_ids", "inputs_embeds", "position_ids")
 
 
 def split_call(
-    kwargs: Mapping[str, Any], num_queries: int, limit: int, cached: int
-) -> Iterator[dict[str, Any]]:
-    """Yields the arguments of each piece of at most `limit` new columns.
+    kwargs: Mapping[str, Any], num_queries: int, end_of: Callable[[int], int], cached: int
+) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yields first column, end and arguments of each piece.
 
     Args:
         kwargs: of the whole forward, by name.
         num_queries: T.
-        limit: columns a piece.
+        end_of: gives the end of the piece that begins at a column; asked when the pieces before have run.
         cached: columns in the cache before.
     Raises:
         FastMemoryError: an argument has a column for each new token and nobody knows how to cut it.
     """
     _check_known(kwargs, num_queries)
     mask = kwargs.get("attention_mask")
-    for start in range(0, num_queries, limit):
-        end = min(start + limit, num_queries)
+    start = 0
+    while start < num_queries:
+        end = end_of(start)
         piece = {**kwargs, "return_dict": True}
         for name in _BY_QUERY:
             value = kwargs.get(name)
@@ -42,7 +43,8 @@ def split_call(
             piece["attention_mask"] = mask[:, :, start:end, : cached + end]
         elif mask is not None:
             piece["attention_mask"] = mask[:, : cached + end]
-        yield piece
+        yield start, end, piece
+        start = end
 
 
 def merge_outputs(outputs: list[Any], wants_tuple: bool) -> Any:

@@ -57,11 +57,12 @@ class LayerMemory:
         counters: CacheCounters,
         reserve: int = 0,
         hold: Sequence[Page] = (),
+        closing: Sequence[Page] = (),
     ) -> None:
         """Makes sure that new pages of these sizes fit; see `Storage.make_room` and `PageTable.make_room`."""
         self.check_whole()
         for storage in self._all:
-            storage.make_room(regions, hold)
+            storage.make_room(regions, hold, closing)
         relayout = self.table.make_room(regions, reserve)
         if relayout is not None:
             self.is_moving = True

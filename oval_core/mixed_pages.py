@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from oval_core.page_table import PageTable
+from oval_core.pages import Page
 from oval_core.values import ImageSet, RowRequest
 
 
@@ -26,6 +27,37 @@ def row_regions(table: PageTable, row: int, request: RowRequest) -> list[int]:
             regions.append(rest if closes else table.page_size)
         room = 0
     return regions
+
+
+def closed_tails(table: PageTable, requests: Sequence[RowRequest]) -> list[Page]:
+    """Returns the open pages that an image closes before they take another token."""
+    return [
+        seq.tail
+        for seq, request in zip(
+            table.sequences, requests, strict=False
+        )  # a closed cache is refused later
+        if seq.tail is not None and request.images and request.images[0].first == 0
+    ]
+
+
+def slots_taken(table: PageTable, row: int, counts: Sequence[int]) -> int:
+    """Returns the slots of a row's new pages and of its open page, if that goes on.
+
+    Args:
+        table: its sequences may be yet to come.
+        row: which.
+        counts: lengths of new texts and images in turn, a text first and last, which may be empty.
+    """
+    tail = table.sequences[row].tail if row < len(table.sequences) else None
+    goes_on = tail is not None and (counts[0] > 0 or len(counts) == 1)
+    taken = tail.capacity if tail is not None and goes_on else 0
+    room = len(tail.vacant()) if tail is not None else 0
+    *before, last = counts
+    for place, count in enumerate(before):
+        taken += count if place % 2 else max(count - room, 0)
+        room = 0
+    pages = -(-max(last - room, 0) // table.page_size)
+    return taken + pages * table.page_size
 
 
 def append_row(table: PageTable, row: int, request: RowRequest) -> list[int]:

@@ -16,7 +16,7 @@ from oval_core.folding import fold
 from oval_core.kv_pool import KVPool
 from oval_core.layer_memory import LayerMemory
 from oval_core.metrics import CacheCounters, StepMetrics
-from oval_core.mixed_pages import append_row, row_regions
+from oval_core.mixed_pages import append_row, closed_tails, row_regions
 from oval_core.page_summary import PageSummaries
 from oval_core.page_table import PageTable
 from oval_core.plan import with_depths
@@ -113,6 +113,10 @@ class PagedCache:
         """Returns how many tokens a row a forward should bring at most; None where memory sets no limit."""
         return None if self.tiers is None else self.tiers.max_new_tokens(rows)
 
+    def takes(self, rows: Sequence[Sequence[int]]) -> bool:
+        """Whether memory takes so many new tokens at once; see `TieredStorage.takes`."""
+        return self.tiers is None or self.tiers.takes(rows)
+
     @property
     def tracks_hidden(self) -> bool:
         """Whether `commit` must be given the last hidden states."""
@@ -180,7 +184,8 @@ class PagedCache:
             requests = with_depths(requests, self.table.sequences, self._has_windows)
         new = list(enumerate(requests))
         regions = [size for row, own in new for size in row_regions(self.table, row, own)]
-        self._memory.make_room(regions, self.counters, reserve)
+        closing = closed_tails(self.table, requests)
+        self._memory.make_room(regions, self.counters, reserve, closing=closing)
         slots = [append_row(self.table, row, own) for row, own in new]
         self._memory.settle()
         forward = ForwardRequest(

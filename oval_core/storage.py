@@ -70,8 +70,13 @@ class Storage(Protocol):
         """Follows a new layout of the table's slots."""
         ...
 
-    def make_room(self, regions: Sequence[int], hold: Sequence[Page] = ()) -> None:
-        """Makes sure that new pages of these sizes, the open pages, and the pages to `hold` can be written."""
+    def make_room(
+        self, regions: Sequence[int], hold: Sequence[Page] = (), closing: Sequence[Page] = ()
+    ) -> None:
+        """Makes sure that new pages of these sizes, the open pages, and the pages to `hold` can be written.
+
+        Open pages in `closing` take no more tokens: they are about to be sealed as they are.
+        """
         ...
 
     def settle(self, released: Sequence[int]) -> None:
@@ -148,7 +153,9 @@ class ResidentStorage:
         """Moves the pool."""
         self.pool.apply(relayout)
 
-    def make_room(self, regions: Sequence[int], hold: Sequence[Page] = ()) -> None:
+    def make_room(
+        self, regions: Sequence[int], hold: Sequence[Page] = (), closing: Sequence[Page] = ()
+    ) -> None:
         """Does nothing: the table makes room in the pool itself."""
 
     def settle(self, released: Sequence[int]) -> None:

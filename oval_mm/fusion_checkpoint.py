@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from oval_core.errors import ConfigError
+from oval_core.written_folder import read_facts
 from oval_mm.fusion_router import FusionConfig, FusionRouter
 
 __all__ = ["CONFIG_NAME", "WEIGHTS_NAME", "TrainedFusion", "load_fusion", "save_fusion"]
@@ -59,7 +60,9 @@ def load_fusion(folder: str | Path) -> TrainedFusion:
         ConfigError: a file is missing or is not what it should be.
     """
     folder = Path(folder)
-    values = _read(folder)
+    values = read_facts(
+        folder, "fusion router", config=CONFIG_NAME, weights=WEIGHTS_NAME, form=_FORMAT
+    )
     try:
         router = FusionRouter(FusionConfig.from_dict(values["router"]))
         router.load_state_dict(load_file(folder / WEIGHTS_NAME))
@@ -73,19 +76,3 @@ def load_fusion(folder: str | Path) -> TrainedFusion:
         model=values.get("model") or {},
         training=values.get("training") or {},
     )
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    try:
-        values = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"fusion router {folder}: {CONFIG_NAME} cannot be read ({error}). Allowed: a folder with {CONFIG_NAME} and "
-            f"{WEIGHTS_NAME}. Name such a folder."
-        ) from error
-    if not isinstance(values, dict) or values.get("format") != _FORMAT:
-        got = values.get("format") if isinstance(values, dict) else type(values).__name__
-        raise ConfigError(
-            f"fusion router {folder}: got format {got!r}. Allowed: {_FORMAT!r}. Use a folder that this version wrote."
-        )
-    return values

@@ -29,18 +29,22 @@ _SHOWN_FAILURES = 20
 class AnswerOptions:
     """Options of every evaluation on images, as Typer reads them: None where not given, `MMSettings` has the defaults."""
 
-    config: Annotated[str | None, typer.Option(help="A shipped configuration or a YAML file.")]
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16. Default: auto.")]  # fmt: skip
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda. Default: auto.")]
-    limit: Annotated[int | None, typer.Option(help="Only the first so many questions.")]
-    max_new_tokens: Annotated[int | None, typer.Option(help="Tokens an answer, at most. Default: 32.")]  # fmt: skip
-    pads_images: Annotated[bool | None, typer.Option("--pad-images", help="Make images square first, as LLaVA's own code does.")]  # fmt: skip
-    blanks_images: Annotated[bool | None, typer.Option("--blank-images", help="Show the mean colour only: what is known without seeing.")]  # fmt: skip
-    strict: Annotated[bool | None, typer.Option("--strict", help="Refuse bad rows and answers that leave a doubt.")]  # fmt: skip
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep answers, row by row, and the result files.")]  # fmt: skip
-    resume: Annotated[bool | None, typer.Option("--resume", help="Go on with what lies in --out.")]
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page that stands alone.")]  # fmt: skip
-    as_json: Annotated[bool | None, typer.Option("--json", help="Print the result as JSON, last on stdout.")]  # fmt: skip
+    config: Annotated[str | None, typer.Option(help="A shipped configuration or a YAML file.")] = (
+        None
+    )
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16. Default: auto.")] = None  # fmt: skip
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda. Default: auto.")] = None
+    limit: Annotated[int | None, typer.Option(help="Only the first so many questions.")] = None
+    max_new_tokens: Annotated[int | None, typer.Option(help="Tokens an answer, at most. Default: 32.")] = None  # fmt: skip
+    pads_images: Annotated[bool | None, typer.Option("--pad-images", help="Make images square first, as LLaVA's own code does.")] = None  # fmt: skip
+    blanks_images: Annotated[bool | None, typer.Option("--blank-images", help="Show the mean colour only: what is known without seeing.")] = None  # fmt: skip
+    strict: Annotated[bool | None, typer.Option("--strict", help="Refuse bad rows and answers that leave a doubt.")] = None  # fmt: skip
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep answers, row by row, and the result files.")] = None  # fmt: skip
+    resume: Annotated[
+        bool | None, typer.Option("--resume", help="Go on with what lies in --out.")
+    ] = None
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page that stands alone.")] = None  # fmt: skip
+    as_json: Annotated[bool | None, typer.Option("--json", help="Print the result as JSON, last on stdout.")] = None  # fmt: skip
 
     def settings(
         self, model: str, vision: VisionOptions, speculation: SpeculationOptions

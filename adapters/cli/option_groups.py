@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, Field, fields
 from typing import Any, get_type_hints
 
 
-def with_options(command: Callable[..., None], **groups: type) -> Callable[..., None]:
+def with_options(
+    command: Callable[..., None], *, leave_out: Collection[str] = (), **groups: type
+) -> Callable[..., None]:
     """Gives a command an option for each field of some dataclasses; it gets each of them whole, as an argument.
 
     Args:
         command: takes an argument of each name in `groups`, beside its own.
-        groups: dataclasses, by argument; their fields are annotated as Typer's options and default to None.
+        leave_out: fields that become no option of this command: they keep their defaults.
+        groups: dataclasses, by argument; their fields are annotated as Typer's options, and one without a default must
+            be given.
     """
     hints = {name: get_type_hints(group, include_extras=True) for name, group in groups.items()}
+    told = {
+        name: [field for field in fields(group) if field.name not in leave_out]
+        for name, group in groups.items()
+    }
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
-        for own in hints.values()
-        for name, hint in own.items()
+        _option(field, hints[name][field.name]) for name, own in told.items() for field in own
     ]
     signature = inspect.signature(command, eval_str=True)
     own = [
@@ -30,7 +36,7 @@ def with_options(command: Callable[..., None], **groups: type) -> Callable[..., 
 
     def run(**arguments: Any) -> None:
         given = {
-            name: group(**{field: arguments.pop(field) for field in hints[name]})
+            name: group(**{field.name: arguments.pop(field.name) for field in told[name]})
             for name, group in groups.items()
         }
         command(**given, **arguments)
@@ -40,6 +46,13 @@ def with_options(command: Callable[..., None], **groups: type) -> Callable[..., 
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *options]}
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     return run
+
+
+def _option(field: Field[Any], hint: Any) -> inspect.Parameter:
+    default = inspect.Parameter.empty if field.default is MISSING else field.default
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
+    )
 
 
 def flags_given(group: Any) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from oval_adapters.cli.bench_options import AsJson
+from oval_adapters.cli.option_groups import with_options
 from oval_adapters.cli.progress import step_bar
 from oval_adapters.training.llava_settings import LlavaTraining
 
@@ -54,76 +55,64 @@ Sources = Annotated[
 _DEFAULTS = LlavaTraining(stage="llava", pictures=("-",), out="-", steps=1)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LlavaOptions:
+    """What the user typed."""
+
+    pictures: Pictures
+    out: Out
+    model: Model = _DEFAULTS.model
+    vision: Vision = _DEFAULTS.vision
+    steps: Steps = None
+    minutes: Minutes = None
+    init: Init = None
+    align_pictures: AlignPictures = _DEFAULTS.align_pictures
+    align_updates: AlignUpdates = _DEFAULTS.align_updates
+    scenes: Scenes = _DEFAULTS.scenes
+    batch: BatchSize = _DEFAULTS.batch
+    questions: Questions = _DEFAULTS.questions
+    albums: Albums = _DEFAULTS.albums
+    album: Album = _DEFAULTS.album
+    rank: Rank = _DEFAULTS.rank
+    lora_rate: LoraRate = _DEFAULTS.lora_rate
+    projector_rate: ProjectorRate = _DEFAULTS.projector_rate
+    choice_answer: ChoiceAnswer = _DEFAULTS.choice_answer
+    validation: Validation = _DEFAULTS.validation
+    validate_every: ValidateEvery = _DEFAULTS.validate_every
+    save_every: SaveEvery = _DEFAULTS.save_every
+    seed: Seed = _DEFAULTS.seed
+    split_seed: SplitSeed = _DEFAULTS.split_seed
+    sources: Sources = None
+    as_json: AsJson = False
+
+    def settings(self, stage: str) -> LlavaTraining:
+        """Returns the settings; options are named as the fields that they set."""
+        values = {own.name: getattr(self, own.name) for own in fields(LlavaTraining) if own.name != "stage"}  # fmt: skip
+        values |= {"pictures": tuple(self.pictures), "out": str(self.out)}
+        values["sources"] = tuple(self.sources or ())
+        values["init"] = None if self.init is None else str(self.init)
+        return LlavaTraining(stage=stage, **values)
+
+
+_OF_ADDITIONS = ("albums", "album", "rank", "lora_rate", "choice_answer")
+"""Options that say nothing where the projector is trained alone."""
+
+
 def register(group: typer.Typer) -> None:
     """Adds the commands to the group `train`."""
-    group.command("projector")(projector_command)
-    group.command("llava")(llava_command)
+    projector = with_options(projector_command, leave_out=_OF_ADDITIONS, options=LlavaOptions)
+    group.command("projector")(projector)
+    group.command("llava")(with_options(llava_command, options=LlavaOptions))
 
 
-def projector_command(
-    pictures: Pictures,
-    out: Out,
-    model: Model = _DEFAULTS.model,
-    vision: Vision = _DEFAULTS.vision,
-    steps: Steps = None,
-    minutes: Minutes = None,
-    init: Init = None,
-    align_pictures: AlignPictures = _DEFAULTS.align_pictures,
-    align_updates: AlignUpdates = _DEFAULTS.align_updates,
-    scenes: Scenes = _DEFAULTS.scenes,
-    batch: BatchSize = _DEFAULTS.batch,
-    questions: Questions = _DEFAULTS.questions,
-    projector_rate: ProjectorRate = _DEFAULTS.projector_rate,
-    validation: Validation = _DEFAULTS.validation,
-    validate_every: ValidateEvery = _DEFAULTS.validate_every,
-    save_every: SaveEvery = _DEFAULTS.save_every,
-    seed: Seed = _DEFAULTS.seed,
-    split_seed: SplitSeed = _DEFAULTS.split_seed,
-    sources: Sources = None,
-    as_json: AsJson = False,
-) -> None:
+def projector_command(options: LlavaOptions) -> None:
     """Train the projector of a small LLaVA on captions, before a frozen decoder."""
-    _run(_settings("projector", dict(locals())), as_json)
+    _run(options.settings("projector"), options.as_json)
 
 
-def llava_command(
-    pictures: Pictures,
-    out: Out,
-    model: Model = _DEFAULTS.model,
-    vision: Vision = _DEFAULTS.vision,
-    steps: Steps = None,
-    minutes: Minutes = None,
-    init: Init = None,
-    align_pictures: AlignPictures = _DEFAULTS.align_pictures,
-    align_updates: AlignUpdates = _DEFAULTS.align_updates,
-    scenes: Scenes = _DEFAULTS.scenes,
-    batch: BatchSize = _DEFAULTS.batch,
-    questions: Questions = _DEFAULTS.questions,
-    albums: Albums = _DEFAULTS.albums,
-    album: Album = _DEFAULTS.album,
-    rank: Rank = _DEFAULTS.rank,
-    lora_rate: LoraRate = _DEFAULTS.lora_rate,
-    projector_rate: ProjectorRate = _DEFAULTS.projector_rate,
-    choice_answer: ChoiceAnswer = _DEFAULTS.choice_answer,
-    validation: Validation = _DEFAULTS.validation,
-    validate_every: ValidateEvery = _DEFAULTS.validate_every,
-    save_every: SaveEvery = _DEFAULTS.save_every,
-    seed: Seed = _DEFAULTS.seed,
-    split_seed: SplitSeed = _DEFAULTS.split_seed,
-    sources: Sources = None,
-    as_json: AsJson = False,
-) -> None:
+def llava_command(options: LlavaOptions) -> None:
     """Train projector and low-rank additions of a small LLaVA on composed scenes; `oval models build smol-llava` takes them up."""
-    _run(_settings("llava", dict(locals())), as_json)
-
-
-def _settings(stage: str, given: dict[str, Any]) -> LlavaTraining:
-    """Returns the settings of options that are named as the fields they set."""
-    values = {own.name: given[own.name] for own in fields(LlavaTraining) if own.name in given}
-    values |= {"stage": stage, "pictures": tuple(given["pictures"]), "out": str(given["out"])}
-    values["sources"] = tuple(given["sources"] or ())
-    values["init"] = None if given["init"] is None else str(given["init"])
-    return LlavaTraining(**values)
+    _run(options.settings("llava"), options.as_json)
 
 
 def _run(settings: LlavaTraining, as_json: bool) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from oval_adapters.page_report.read_log import ReadLog
-from oval_core.attention.base import allowed
 from oval_core.kv_pool import LayerStore
 from oval_core.pages import SequencePages
 from oval_core.policy import FullPolicy
@@ -53,13 +52,7 @@ class _Logging:
         page_lse: torch.Tensor | None,
     ) -> None:
         """See `SelectionPolicy`."""
-        seen = bias
-        if spec.window is not None and bias is None and plan.length:
-            # what routers watch has no window: a plan alone does not hide what lies before it
-            hidden = ~allowed(plan, spec.window, query.device)
-            seen = torch.zeros(hidden.shape, device=query.device).masked_fill(hidden, float("-inf"))
-            seen = seen[None]
-        self._logged.saw(layer_idx, row, query, store, plan, spec, seen, page_lse)
+        self._logged.saw(layer_idx, row, query, store, plan, spec, bias, page_lse)
         if super().watches(layer_idx):  # type: ignore[misc]
             super().saw(layer_idx, row, query, store, plan, spec, bias, page_lse)  # type: ignore[misc]
 

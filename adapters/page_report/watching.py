@@ -96,7 +96,7 @@ class WatchedReads:
         """
         own: list[int] = ids[row].tolist()
         answer = _until_end(own[prompt_columns:], self._ends())
-        columns = _stored_columns(self.cache, row)
+        columns: list[int] = self.cache.stored_columns(row).tolist()
         self._check(answer, columns, prompt_columns)
         pages, spans = self._pages(own, columns, tokenizer, row)
         by_group = self._masses(pages, columns, range(prompt_columns - 1, prompt_columns - 1 + len(answer)), row)  # fmt: skip
@@ -178,12 +178,6 @@ def _logged(oval: Attachment, log: ReadLog) -> LoggedFull | LoggedRouted:
         most = max(most, config.vision.page_tokens)
     kind = LoggedGuarded if config.policy == GuardedPolicy.name else LoggedRouted
     return kind(log, config.routing, windows, router, oval.counters.routing, most)
-
-
-def _stored_columns(cache: OvalCache, row: int) -> list[int]:
-    """Returns the column of each of a row's stored tokens."""
-    places = cache._columns.places(row)
-    return list(range(cache.get_seq_length())) if places is None else places.tolist()
 
 
 def _spans(cache: OvalCache, row: int, columns: Sequence[int]) -> tuple[ImageSpan, ...]:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from oval_core.errors import ConfigError
 from oval_core.routing.output_aware import OutputAwareRouter, RouterConfig
 from oval_core.routing.page_sizer import DynamicPageSizer
+from oval_core.written_folder import read_facts
 
 WEIGHTS_NAME = "oval_adapter.safetensors"
 CONFIG_NAME = "oval_config.json"
@@ -85,7 +86,14 @@ def load_router(folder: str | Path) -> TrainedRouter:
         ConfigError: a file is missing or is not what it should be.
     """
     folder = Path(folder)
-    values = _read_config(folder)
+    values = read_facts(
+        folder,
+        "router",
+        config=CONFIG_NAME,
+        weights=WEIGHTS_NAME,
+        form=_FORMAT,
+        written_by="oval train router",
+    )
     router, model, sizer = _made(folder, values)
     try:
         state = load_file(folder / WEIGHTS_NAME)
@@ -120,20 +128,3 @@ def _made(
             f"router {folder}: got a {CONFIG_NAME} that describes no router ({error}). Allowed: what `oval train "
             "router` writes. Train the router again, or copy both files."
         ) from error
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_NAME
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"router {folder}: {CONFIG_NAME} cannot be read ({error}). Allowed: a folder with {CONFIG_NAME} and "
-            f"{WEIGHTS_NAME}, as `oval train router` writes it. Name such a folder."
-        ) from error
-    if not isinstance(values, dict) or values.get("format") != _FORMAT:
-        got = values.get("format") if isinstance(values, dict) else type(values).__name__
-        raise ConfigError(
-            f"router {folder}: got format {got!r}. Allowed: {_FORMAT!r}. Use a folder that this version wrote."
-        )
-    return values

@@ -242,7 +242,11 @@ def masked_scores(
     spec: LayerSpec,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Returns scores [H, W, L] of the last queries [H, W, D] of a row, float32; -inf where a key is not seen."""
+    """Returns scores [H, W, L] of the last queries [H, W, D] of a row, float32.
+
+    They are -inf where a key is not seen: causal order, the layer's window, what the plan hides; `bias`, if given, says
+    all of that by itself.
+    """
     heads, count, dim = query.shape
     keys = read(store.keys, plan.segments)
     kv_heads, length, _ = keys.shape
@@ -252,10 +256,19 @@ def masked_scores(
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
     if bias is not None:
         scores = scores + bias[:, -count:]
-    elif count > 1 or not plan.is_plain:
-        seen = allowed(replace(plan, num_new=count), spec.window, query.device)
+    elif count > 1 or not plan.is_plain or spec.window is not None:
+        seen = allowed(_last_of(plan, count), spec.window, query.device)
         scores = scores.masked_fill(~seen, float("-inf"))
     return scores
+
+
+def _last_of(plan: RowPlan, count: int) -> RowPlan:
+    """Returns the plan of the last `count` new tokens over the same keys."""
+    if plan.is_past and plan.key_tokens is None:
+        # such keys are counted back from the first new token, which is another one now
+        tokens, total = torch.arange(plan.length), plan.length + plan.num_new
+        return replace(plan, num_new=count, key_tokens=tokens, num_tokens=total)
+    return replace(plan, num_new=count)
 
 
 def _page_lse(scores: torch.Tensor, pages: Sequence[tuple[int, int]]) -> torch.Tensor:

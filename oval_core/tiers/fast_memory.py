@@ -23,6 +23,10 @@ class FastMemory:
     num_buffers: int
     buffer_tokens: int
 
+    def half_a_row(self, rows: int) -> int:
+        """Returns what each row has of half of the pool, one slot at least."""
+        return max(1, self.pool_slots // 2 // rows)
+
 
 def share_out(fast_tokens: int, num_layers: int, page_size: int) -> FastMemory:
     """Gives a quarter of the budget to buffers, or what two of them need, and the rest to the pool.

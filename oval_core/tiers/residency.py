@@ -39,6 +39,11 @@ class Residency:
         return self._allocator.num_used
 
     @property
+    def num_free(self) -> int:
+        """Slots that belong to none."""
+        return self._allocator.num_free
+
+    @property
     def page_ids(self) -> Set[int]:
         """Pages that have a place."""
         return self._base.keys()
@@ -115,18 +120,25 @@ class Residency:
             self._read_at[page_id] = forward
 
     def victims(
-        self, table: PageTable, regions: Sequence[int], hold: Collection[int]
+        self,
+        table: PageTable,
+        regions: Sequence[int],
+        hold: Collection[int],
+        closed: Collection[int] = (),
     ) -> list[Page]:
         """Returns pages that must leave so that regions of these sizes may fit, first to leave first.
 
-        Open pages and those in `hold` never leave. The list may be too short, where nothing else may leave.
+        Open pages and those in `hold` never leave, but for those in `closed`, which are about to be sealed as they are.
+        The list may be too short, where nothing else may leave.
         """
         missing = sum(regions) - self._allocator.num_free
         near = {page.page_id for seq in table.sequences for page in self._kept_longest(seq)}
         may_leave = [
             page
             for page in table.pages()
-            if page.page_id in self._base and page.sealed and page.page_id not in hold
+            if page.page_id in self._base
+            and (page.sealed or page.page_id in closed)
+            and page.page_id not in hold
         ]
         may_leave.sort(
             key=lambda page: (

@@ -15,10 +15,11 @@ import torch
 
 from oval_core.attention import AttentionBackend
 from oval_core.attention.in_parts import Source, attend_in_parts
-from oval_core.config import OvalConfig, TierConfig
-from oval_core.errors import ConfigError, FastMemoryError, TierError
+from oval_core.config import OvalConfig
+from oval_core.errors import FastMemoryError, TierError
 from oval_core.kv_pool import KVPool
 from oval_core.metrics import StepMetrics, TierCounters
+from oval_core.mixed_pages import slots_taken
 from oval_core.page_layout import Relayout
 from oval_core.page_table import PageTable, SlotCopy
 from oval_core.pages import Page
@@ -26,10 +27,10 @@ from oval_core.policy import SelectionPolicy
 from oval_core.routing.page_cutter import open_page_size
 from oval_core.storage import ForwardRequest, watch_all, watcher
 from oval_core.tiers.fast_memory import share_out
-from oval_core.tiers.page_files import check_folder
 from oval_core.tiers.residency import Residency
 from oval_core.tiers.slow_tier import SlowTier
 from oval_core.tiers.step_meter import StepMeter
+from oval_core.tiers.tier_checks import check_tiers, tiered_layers
 from oval_core.tiers.tiered_plan import Group, TieredPlan, TieredPlanner
 from oval_core.values import LayerSpec, PageSelection, StepPlan
 
@@ -69,7 +70,7 @@ class TieredStorage:
         self._backend = backend
         self._counters = counters
         self._policy = policy
-        self.layers = _tiered_layers(self._tiers, len(windows))
+        self.layers = tiered_layers(self._tiers, len(windows))
         self._place = {layer: place for place, layer in enumerate(self.layers)}
         self.memory = share_out(self._tiers.fast_tokens, len(self.layers), open_page_size(config))
         self.pool = KVPool(len(windows))
@@ -95,7 +96,16 @@ class TieredStorage:
     def max_new_tokens(self, rows: int) -> int:
         """Returns how many tokens a row a forward should bring at most; half of the pool is left to older pages."""
         page_size = open_page_size(self._config)
-        return max(1, self.memory.pool_slots // 2 // rows // page_size * page_size)
+        return max(1, self.memory.half_a_row(rows) // page_size * page_size)
+
+    def takes(self, rows: Sequence[Sequence[int]]) -> bool:
+        """Whether the pool holds the new tokens of a forward, and what must stay there besides.
+
+        Args:
+            rows: by row, lengths of its new texts and images in turn, a text first and last, which may be empty.
+        """
+        taken = [slots_taken(self._table, row, counts) for row, counts in enumerate(rows)]
+        return sum(taken) <= self.memory.pool_slots
 
     @property
     def num_away(self) -> int:
@@ -109,7 +119,9 @@ class TieredStorage:
     def relayout(self, relayout: Relayout) -> None:
         """Does nothing: places in the pool do not depend on the table's slots."""
 
-    def make_room(self, regions: Sequence[int], hold: Sequence[Page] = ()) -> None:
+    def make_room(
+        self, regions: Sequence[int], hold: Sequence[Page] = (), closing: Sequence[Page] = ()
+    ) -> None:
         """Evicts until pages of these sizes fit, and brings back what is about to change.
 
         Raises:
@@ -119,12 +131,14 @@ class TieredStorage:
         assert self._plan is None, "pages move between forwards only: one that is read stays"
         self.slow.check_open()
         tails = [seq.tail for seq in self._table.sequences if seq.tail is not None]
-        changing = {page.page_id: page for page in (*hold, *tails)}
+        closed = {page.page_id for page in closing}
+        pages = (page for page in (*hold, *tails) if page.page_id not in closed)
+        changing = {page.page_id: page for page in pages}
         for page in changing.values():
             if page.page_id not in self.residency:
-                self._evict_for([page.capacity], changing)
+                self._evict_for([page.capacity], changing, closed)
                 self._bring_back(page)
-        self._evict_for(regions, changing)
+        self._evict_for(regions, changing, closed)
 
     def settle(self, released: Sequence[int]) -> None:
         """Follows the table: ended pages leave every tier, new ones get a place in the pool."""
@@ -330,18 +344,36 @@ class TieredStorage:
             for group, store in zip(groups, stores, strict=True):
                 yield store, group.readers
 
-    def _evict_for(self, regions: Sequence[int], hold: Collection[int]) -> None:
-        if not self._make_fit(regions, hold):
+    def _evict_for(
+        self, regions: Sequence[int], hold: Mapping[int, Page], closed: Collection[int]
+    ) -> None:
+        if self._make_fit(regions, hold, closed):
+            return
+        if sum(regions) <= self.residency.num_free:
+            self._join_free(hold)
+        if sum(regions) > self.residency.num_free:
             raise FastMemoryError(
                 f"a forward needs {sum(regions)} slots in fast memory at once, beside {len(hold)} open pages; the "
                 f"pool of tiers.fast_tokens={self._tiers.fast_tokens} has {self.memory.pool_slots}. Pass fewer new "
                 "tokens a forward (prefill_chunk_size in generate), fewer rows, or raise tiers.fast_tokens."
             )
 
-    def _make_fit(self, regions: Sequence[int], hold: Collection[int]) -> bool:
+    def _join_free(self, held: Mapping[int, Page]) -> None:
+        """Makes the free slots one piece, where only these pages are left: they go out, and come back side by side."""
+        here = [page for page_id, page in held.items() if page_id in self.residency]
+        if here:
+            self.slow.store(here, self.residency)
+        for page in here:
+            self.residency.remove(page.page_id)
+        for page in here:
+            self._bring_back(page)
+
+    def _make_fit(
+        self, regions: Sequence[int], hold: Collection[int], closed: Collection[int] = ()
+    ) -> bool:
         """Evicts until pages of these sizes fit; returns whether they do."""
         while not self.residency.fits(regions):
-            victims = self.residency.victims(self._table, regions, hold)
+            victims = self.residency.victims(self._table, regions, hold, closed)
             if not victims:
                 return False
             self.slow.store(victims, self.residency)
@@ -366,27 +398,3 @@ class TieredStorage:
         pages = sorted(self._table.pages(), key=lambda page: page.base)
         bases = [page.base for page in pages]
         return [s + self.residency.shift(pages[bisect_right(bases, s) - 1]) for s in slots]
-
-
-def check_tiers(config: OvalConfig, num_layers: int) -> None:
-    """Checks `config.tiers` for a model before any text comes: sizes, layers, and that the disk can be written.
-
-    Raises:
-        ConfigError: what is wrong.
-    """
-    assert config.tiers is not None, "no tiers in the config"
-    layers = _tiered_layers(config.tiers, num_layers)
-    share_out(config.tiers.fast_tokens, len(layers), open_page_size(config))
-    if config.tiers.disk is not None:
-        check_folder(config.tiers.disk)
-
-
-def _tiered_layers(config: TierConfig, num_layers: int) -> tuple[int, ...]:
-    beyond = [layer for layer in config.dense_layers if layer >= num_layers]
-    layers = tuple(i for i in range(num_layers) if i not in config.dense_layers)
-    if beyond or not layers:
-        raise ConfigError(
-            f"tiers.dense_layers: got {list(config.dense_layers)}. Allowed: some of 0..{num_layers - 1}, not all. "
-            "Choose among these, or leave tiers out."
-        )
-    return layers

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from oval_core.errors import ConfigError
+from oval_core.written_folder import read_facts
 from oval_spec.heads.base import DraftHeads
 from oval_spec.heads.create import create_heads
 from oval_spec.heads.facts import BaseFacts
@@ -94,7 +95,14 @@ def load_own(folder: Path, base: BaseFacts) -> tuple[DraftHeads, LayoutReport]:
     Raises:
         ConfigError: a file is missing, is not what it should be, or belongs to another base.
     """
-    values = _read_config(folder)
+    values = read_facts(
+        folder,
+        "heads",
+        config=CONFIG_NAME,
+        weights=WEIGHTS_NAME,
+        form=_FORMAT,
+        written_by="oval train medusa",
+    )
     try:
         facts = BaseFacts(**values["base"])
         state = load_file(folder / WEIGHTS_NAME)
@@ -142,19 +150,3 @@ def _report(heads: DraftHeads, values: Mapping[str, Any]) -> LayoutReport:
         said=settings,
         training=values.get("training") or {},
     )
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        values = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"heads {folder}: {CONFIG_NAME} cannot be read ({error}). Allowed: a folder with {CONFIG_NAME} and "
-            f"{WEIGHTS_NAME}, as `oval train medusa` writes it. Name such a folder."
-        ) from error
-    if not isinstance(values, dict) or values.get("format") != _FORMAT:
-        got = values.get("format") if isinstance(values, dict) else type(values).__name__
-        raise ConfigError(
-            f"heads {folder}: got format {got!r}. Allowed: {_FORMAT!r}. Use a folder that this version wrote."
-        )
-    return values

@@ -10,7 +10,8 @@ import torch
 from tiny_models import TINY, one_thread, padded, prompt, run, shared
 from transformers import DynamicCache
 
-from oval_adapters import OvalCache, attach
+from oval_adapters import OvalCache, attach, decoder_run
+from oval_adapters.hf_cache_api import HfCacheApi
 from oval_core.errors import OvalError
 
 _one_thread = pytest.fixture(autouse=True)(one_thread)
@@ -282,3 +283,38 @@ def test_padding_of_a_forward_that_failed_is_forgotten(cached: int) -> None:
         ]
         assert (torch.cat(got, 1) - want).abs().max() < 1e-4
         assert cache.layers[0].keys[1, :, cached].abs().sum() > 0
+
+
+@torch.no_grad()
+def test_it_says_which_columns_are_stored() -> None:
+    model, told = shared("llama"), padded([5, 9])
+    with attach(model) as oval:
+        cache = oval.new_cache()
+        model(prompt(6), cache=cache, use_cache=True)
+        assert cache.stored_columns(0).tolist() == list(range(6))
+        cache.reset()
+        model(**told, cache=cache, use_cache=True)
+        assert [cache.stored_columns(row).tolist() for row in (0, 1)] == [
+            list(range(4, 9)),
+            list(range(9)),
+        ]
+        cache.reorder_cache(torch.tensor([1, 0]))
+        assert cache.stored_columns(1).tolist() == list(range(4, 9))
+
+
+def test_what_only_translates_is_no_cache_by_itself() -> None:
+    with pytest.raises(TypeError, match="abstract method '?_select"):
+        HfCacheApi(layers=[])
+
+
+@torch.no_grad()
+def test_position_ids_are_made_only_for_columns_that_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Plain forwards leave them to the decoder, token by token."""
+    monkeypatch.setattr(decoder_run, "positions_of", None)
+    model, told = shared("llama"), padded([5, 9])
+    with attach(model) as oval:
+        got = run(model, **told, max_new_tokens=4)
+    assert got.sequences.tolist() == run(model, **told, max_new_tokens=4).sequences.tolist()
+    assert oval.stats()["forwards"] > 0

@@ -60,6 +60,8 @@ def test_other_choices_keep_the_kernel_out(
     model: PreTrainedModel, rows_seen: list[tuple[str, int]], choice: str
 ) -> None:
     with attach(model, {"linears": choice}) as oval, torch.no_grad():
+        model(prompt(1), cache=oval.new_cache())
+        rows_seen.clear()  # kernels of a new head shape check themselves
         model(prompt(4), cache=oval.new_cache())
         assert oval.linears == choice
     assert rows_seen == []

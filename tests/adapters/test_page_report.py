@@ -71,6 +71,12 @@ def test_shares_equal_attention_maps(name: str, speculation: str | None) -> None
     assert report.pages[0].text == Letters().decode(out[0, :16].tolist())
 
 
+def test_windows_hide_the_same_where_pages_come_from_a_slow_tier() -> None:
+    model, ids = build("gemma2"), prompt(70)
+    report, out = read(model, ids, {"page_size": 4, "tiers": {"fast_tokens": 64}})
+    check(report, attention_maps(model, out[:, :-1]))
+
+
 def test_a_plain_answer_is_not_changed_by_watching() -> None:
     model, ids = build("llama"), prompt(30)
     want = model.generate(ids, max_new_tokens=NEW)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from oval_core.kv_pool import LayerStore
-from oval_core.routing.mass_watch import WATCHED_QUERIES, MassWatch, _page_lse
+from oval_core.routing.mass_watch import WATCHED_QUERIES, MassWatch, _page_lse, masked_scores
 from oval_core.values import LayerSpec, RowPlan
 
 SPEC = LayerSpec(0.5)
@@ -149,3 +149,33 @@ def test_rows_are_apart() -> None:
     assert watch.row(0).page_ids == (0,)
     assert watch.row(2).page_ids == (20,)
     assert watch.row(2).queries.shape == (2, 1, HEADS, DIM)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+@pytest.mark.parametrize("past", [0, 4, 11])
+@pytest.mark.parametrize("window", [1, 4, 9])
+def test_a_window_hides_what_lies_before_it(count: int, past: int, window: int) -> None:
+    """Of five new tokens the last are asked for; older keys come from another source, as from a slow tier."""
+    total, new = 16, 5
+    query, keys = torch.randn(HEADS, count, DIM), torch.randn(KV, total, DIM)
+    place = torch.arange(total - count, total)[:, None]
+    seen = (torch.arange(total) <= place) & (torch.arange(total) > place - window)
+    scores = query.double() @ keys.double().repeat_interleave(HEADS // KV, 0).mT * 0.5
+    want = scores.masked_fill(~seen, float("-inf"))
+    spec = LayerSpec(0.5, window=window)
+    here = plan_of(new, total, {1: total - past}, key_tokens=torch.arange(past, total))
+    got = [masked_scores(query, store_of(keys[:, past:]), here, spec, None)]
+    if past == total - new:  # all keys that are older, in their order: none has to say which it is
+        plan = plan_of(new, total, {0: past}, is_past=True)
+        got.insert(0, masked_scores(query, store_of(keys[:, :past]), plan, spec, None))
+    elif past:
+        plan = plan_of(new, total, {0: past}, is_past=True, key_tokens=torch.arange(past))
+        got.insert(0, masked_scores(query, store_of(keys[:, :past]), plan, spec, None))
+    torch.testing.assert_close(torch.cat(got, -1).double(), want, atol=1e-5, rtol=1e-5)
+
+
+def test_one_query_of_a_plain_row_sees_its_window_only() -> None:
+    query, keys = torch.randn(HEADS, 1, DIM), torch.randn(KV, 12, DIM)
+    spec = LayerSpec(0.5, window=5)
+    got = masked_scores(query, store_of(keys), plan_of(1, 12, {0: 12}), spec, None)
+    assert (got > float("-inf")).tolist() == [[[False] * 7 + [True] * 5]] * HEADS
