@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from claims import render_claims
+from image_figures import IMAGES
 from llava_figures import LLAVA
 from routing_figures import FROM, ROUTING
 from speculation_figures import SPECULATION
@@ -171,6 +172,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "tier_memory": render_tier_memory,
     **ROUTING,
     **SPECULATION,
+    **IMAGES,
     **LLAVA,
 }
 

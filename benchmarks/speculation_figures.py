@@ -79,8 +79,10 @@ def render_token_identity(result: Result) -> str:
         same = result["identical"][what]
         cells = [f"{same[n]} of {decoded[n]}" if n in decoded else "" for n in drafters]
         lines.append(f"| {what.replace('_', ' ')} | " + " | ".join(cells) + " |")
+    forwards = result["forwards"]["plain"]
+    told = ", ".join(f"`{name}` {count}" for name, count in forwards.items())
     lines.append(
-        f"\n  Greedy, {result['dtype']}, batches of {result['batch_size']}, {result['max_new_tokens']} tokens each."
+        f"\n  Forwards of the first row's batches: {told}. Greedy, {result['dtype']}, batches of {result['batch_size']}, {result['max_new_tokens']} tokens each."
     )
     return "\n".join(lines)
 

@@ -38,9 +38,16 @@ DRAFTERS: Mapping[str, Mapping[str, Any]] = {
 DEARER: Mapping[str, Mapping[str, Any]] = {
     "none": {"drafter": "none"},
     "medusa": {"drafter": "medusa", "max_nodes": 8},
-    "draft": {"drafter": "draft", "draft_model": "smol", "depth": 3},
-    "self": {"drafter": "self", "self_policy": "window", "self_budget": 128, "depth": 3},
+    "draft": {"drafter": "draft", "draft_model": "smol", "depth": 3, "max_nodes": 4},
+    "self": {
+        "drafter": "self",
+        "self_policy": "window",
+        "self_budget": 128,
+        "depth": 3,
+        "max_nodes": 4,
+    },
 }
+"""With nodes fixed, too: where they are chosen by cost, drafts that do not pay here would not be made, and nothing be proved."""
 EVERY = 20
 """Of the prompts, every 20th is also decoded with processors."""
 
@@ -209,11 +216,13 @@ def _summary(options: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[st
 
     identical: dict[str, Counter[str]] = {}
     decoded: dict[str, Counter[str]] = {}
+    forwards: dict[str, Counter[str]] = {}
     parted: list[dict[str, str]] = []
     for row in rows:
         for drafter, same in row["same"].items():
             identical.setdefault(row["what"], Counter())[drafter] += sum(same)
             decoded.setdefault(row["what"], Counter())[drafter] += len(same)
+            forwards.setdefault(row["what"], Counter())[drafter] += row["forwards"][drafter]
             parted += [
                 {"what": row["what"], "drafter": drafter, "prompt": name}
                 for name, is_same in zip(row["names"], same, strict=True)
@@ -222,6 +231,7 @@ def _summary(options: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[st
     return {
         "decoded": {what: dict(total) for what, total in decoded.items()},
         "identical": {what: dict(total) for what, total in identical.items()},
+        "forwards": {what: dict(total) for what, total in forwards.items()},
         "parted": parted,
         "max_new_tokens": options.max_new_tokens,
         "batch_size": options.batch_size,

@@ -20,8 +20,9 @@ from oval_core.config import check_int
 from oval_core.errors import ConfigError
 from oval_core.routing.loss import routing_loss
 from oval_mm.fusion_router import FusionRouter, FusionView
+from oval_mm.fusion_split import split_by_picture
 
-__all__ = ["FusionRecord", "FusionResult", "FusionTraining", "image_recall", "oracle_recall", "train_fusion"]  # fmt: skip
+__all__ = ["FusionRecord", "FusionResult", "FusionTraining", "image_recall", "oracle_recall", "record_recall", "train_fusion"]  # fmt: skip
 
 Progress = Callable[[str, int, int], None]
 _STATE, _WEIGHTS = "progress.json", "state.pt"
@@ -35,10 +36,14 @@ class FusionRecord:
     Attributes:
         view: as the router sees it.
         mass: [P] attention of the last question tokens on each page, text pages first, over heads and layers.
+        shapes: rows and columns of each image's tokens; empty where nobody told.
+        pictures: names of what the images show: records that share one are never split between training and judging.
     """
 
     view: FusionView
     mass: torch.Tensor
+    shapes: tuple[tuple[int, int], ...] = ()
+    pictures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +59,7 @@ class FusionTraining:
         gamma: of the focal loss.
         joint: weight of the loss over text and image pages together, beside 1 for the image pages alone.
         budget: share of the image pages by which recall is judged.
-        held_out: share of the records that validate, one at least.
+        held_out: share of the records that validate, one at least; see `split_by_picture`.
         save_every: updates between validations.
         seed: of order and split.
     """
@@ -105,7 +110,7 @@ def train_fusion(
     """Trains a router as it is (random, key-mean or fitted to CLIP) and returns the best on held-out records.
 
     Raises:
-        ConfigError: fewer than two records.
+        ConfigError: fewer than two records, or all of them share pictures.
     """
     if len(records) < 2:
         raise ConfigError(
@@ -121,17 +126,18 @@ def train_fusion(
 def image_recall(router: FusionRouter, records: Sequence[FusionRecord], share: float) -> float:
     """Returns the share of the image pages' mass that the router's best `share` of them hold, mean over records."""
     return sum(
-        _recall(router.density(r.view)[r.view.num_text_pages :], r, share) for r in records
+        record_recall(router.density(r.view)[r.view.num_text_pages :], r, share) for r in records
     ) / len(records)
 
 
 def oracle_recall(records: Sequence[FusionRecord], share: float) -> float:
     """Returns what `image_recall` would be with the masses known."""
-    found = (_recall(r.mass[r.view.num_text_pages :], r, share) for r in records)
+    found = (record_recall(r.mass[r.view.num_text_pages :], r, share) for r in records)
     return sum(found) / len(records)
 
 
-def _recall(scores: torch.Tensor, record: FusionRecord, share: float) -> float:
+def record_recall(scores: torch.Tensor, record: FusionRecord, share: float) -> float:
+    """Returns the share of the image pages' mass that the best `share` of them hold, by scores [P] of image pages."""
     mass = record.mass[record.view.num_text_pages :].float()
     count = max(1, int(share * len(mass) + 1e-6))
     best = scores.float().cpu().topk(count).indices
@@ -149,11 +155,11 @@ class _Run:
         progress: Progress,
     ) -> None:
         self._router, self._settings, self._progress = router, settings, progress
-        order = list(range(len(records)))
-        random.Random(settings.seed).shuffle(order)
-        held = min(max(1, round(settings.held_out * len(records))), len(records) - 1)
-        self._held_out = [records[i] for i in order[:held]]
-        self._train = [records[i] for i in order[held:]]
+        train, held = split_by_picture(
+            [r.pictures for r in records], settings.held_out, settings.seed
+        )
+        self._held_out = [records[i] for i in held]
+        self._train = [records[i] for i in train]
         self._optimizer = torch.optim.AdamW(
             router.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oval_adapters.cli import train_llava, train_medusa, train_sizer
+from oval_adapters.cli import train_clip, train_image_router, train_llava, train_medusa, train_sizer
 from oval_adapters.cli.bench_options import AsJson, Dtype, Model, parse_numbers
 from oval_adapters.cli.progress import step_bar
 from oval_adapters.training.router_settings import RouterTraining
@@ -59,12 +59,15 @@ _DEFAULTS = RouterTraining(model="smol", data=("-",), out="-")
 def register(app: typer.Typer) -> None:
     """Adds the group `train`."""
     group = typer.Typer(
-        no_args_is_help=True, help="Train routers and draft heads for a model, or a small LLaVA."
+        no_args_is_help=True,
+        help="Train routers and draft heads for a model, a small LLaVA or CLIP.",
     )
     group.command("router")(router_command)
     train_sizer.register(group)
     train_medusa.register(group)
     train_llava.register(group)
+    train_image_router.register(group)
+    train_clip.register(group)
     app.add_typer(group, name="train")
 
 

@@ -1,9 +1,10 @@
-"""Loads the CLIP that settings name: a folder or hub name of transformers, or `open_clip:ARCHITECTURE[,WEIGHTS]`."""
+"""Loads the CLIP that settings name: a folder or hub name of transformers, a folder of open_clip, or `open_clip:ARCHITECTURE[,WEIGHTS]`."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer
@@ -17,6 +18,8 @@ from oval_mm.clip.open_clip_model import OpenClipEmbedder
 __all__ = ["OPEN_CLIP", "load_clip"]
 
 OPEN_CLIP = "open_clip:"
+LOCAL = "local-dir:"
+"""What open_clip calls a folder of its own."""
 
 
 def load_clip(name: str) -> ClipEmbedder:
@@ -24,13 +27,16 @@ def load_clip(name: str) -> ClipEmbedder:
 
     Args:
         name: what `AutoModel.from_pretrained` takes, or `open_clip:ViT-B-32,weights` where weights are a tag or a file of
-            that architecture; `open_clip:local-dir:FOLDER` for a saved model.
+            that architecture; a folder with `open_clip_config.json`, or `open_clip:local-dir:FOLDER`, for a saved one.
     Raises:
         ConfigError: it cannot be loaded.
         UnsupportedModelError: it is no CLIP whose patches lie in the joint space.
     """
     if name.startswith(OPEN_CLIP):
         return _open_clip(name.removeprefix(OPEN_CLIP))
+    folder = Path(name).expanduser()
+    if (folder / "open_clip_config.json").is_file() and not (folder / "config.json").is_file():
+        return _open_clip(f"{LOCAL}{folder}")
     try:
         path = resolve_model(name)
         config = AutoConfig.from_pretrained(path)
@@ -45,8 +51,8 @@ def load_clip(name: str) -> ClipEmbedder:
         raise
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(
-            f"vision.clip: {name!r} cannot be loaded ({error}). Allowed: a CLIP of transformers, or {OPEN_CLIP}ARCHITECTURE"
-            "[,WEIGHTS]. Name one that is there."
+            f"vision.clip: {name!r} cannot be loaded ({error}). Allowed: a CLIP of transformers, a folder of open_clip, or "
+            f"{OPEN_CLIP}ARCHITECTURE[,WEIGHTS]. Name one that is there."
         ) from error
 
 
@@ -64,7 +70,8 @@ def _open_clip(name: str) -> OpenClipEmbedder:
             "`oval-pack[clip]`."
         )
     library: Any = importlib.import_module("open_clip")
-    architecture, _, weights = name.partition(",")
+    # a folder may have a comma in its name, and has its own weights
+    architecture, _, weights = (name, "", "") if name.startswith(LOCAL) else name.partition(",")
     try:
         model, _, _ = library.create_model_and_transforms(architecture, pretrained=weights or None)
         tokenizer = library.get_tokenizer(architecture)

@@ -19,11 +19,12 @@ from oval_adapters.models.llava_prompt import IMAGE_TOKEN, with_image_token
 from oval_adapters.models.llava_weights import load_llava_weights, save_llava_weights
 from oval_adapters.training.llava_align import align_projector, patch_words, word_embeddings
 from oval_adapters.training.llava_features import FeatureStore
-from oval_adapters.training.llava_loop import LlavaTrainer, TrainingStopped
+from oval_adapters.training.llava_loop import LlavaTrainer
 from oval_adapters.training.llava_rows import RowMaker
 from oval_adapters.training.llava_settings import LlavaTraining
 from oval_adapters.training.llava_student import Student, make_projector
 from oval_adapters.training.medusa_stop import asked_to_stop
+from oval_adapters.training.resumable_loop import Tick, TrainingStopped, write_log
 from oval_core.errors import ConfigError
 from oval_mm.scenes import COLOURS, Library, draw
 
@@ -35,8 +36,6 @@ __all__ = ["Learner", "LlavaReport", "load_learner", "train_and_save_llava"]
 LOG_NAME = "training.jsonl"
 FEATURES = "features"
 ALIGN_RATE = 2e-3
-
-Tick = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ def train_and_save_llava(learner: Learner, settings: LlavaTraining, tick: Tick) 
             settings,
             identity=_identity(settings),
             tick=tick,
-            log=lambda curve: _write_log(folder / LOG_NAME, curve),
+            log=lambda curve: write_log(folder / LOG_NAME, curve),
             is_stopping=is_stopping,
         )
         if not trainer.resume():
@@ -257,12 +256,6 @@ def _save(trainer: LlavaTrainer, learner: Learner, settings: LlavaTraining) -> L
         versions=training["versions"],
         machine=training["machine"],
     )
-
-
-def _write_log(path: Path, curve: list[dict[str, Any]]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(entry) + "\n" for entry in curve), encoding="utf-8")
-    partial.replace(path)
 
 
 def _identity(settings: LlavaTraining) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Shapes: L tokens of a row, T text tokens, N image tokens, P pages (text pages fi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from oval_mm.tiles import tile_pages
 
 if TYPE_CHECKING:
     from oval_adapters.attachment import Attachment
+    from oval_adapters.hf_cache import OvalCache
     from oval_adapters.vision.prefill_clip import PromptVectors
     from oval_adapters.vision.unread import PlacedView
 
@@ -112,10 +114,22 @@ def record_prefill(
             "record_prefill: got a model whose prompts are routed, or kept in tiers. Allowed: policy full without "
             "vision.budget and tiers. Attach it so while recording."
         )
-    cache = oval.new_cache()
+    if vectors is not None and not vectors.shared and oval._vision is not None:
+        oval._vision.keeps_pixels()  # a CLIP that is not the model's own tower looks at them
     watch = LastQueries(num_queries, layers)
-    cache.paged.read_by(watch, None)
-    oval.model(**inputs, cache=cache, logits_to_keep=1)
+    with contextlib.closing(oval.new_cache()) as cache:
+        cache.paged.read_by(watch, None)
+        oval.model(**inputs, cache=cache, logits_to_keep=1)
+        return _rows(oval, cache, watch, inputs, vectors)
+
+
+def _rows(
+    oval: Attachment,
+    cache: OvalCache,
+    watch: LastQueries,
+    inputs: Mapping[str, Any],
+    vectors: PromptVectors | None,
+) -> list[tuple[FusionRecord, ClipSample | None]]:
     ids = inputs["input_ids"]
     mask = inputs.get("attention_mask")
     real = torch.ones(ids.shape, dtype=torch.bool) if mask is None else mask.bool().cpu()
@@ -164,4 +178,5 @@ def _row(
         pages = torch.cat([own for own in clip if own is not None]).cpu()
         question = vectors.question(prompt.ids[row, text].tolist()).cpu()
         sample = ClipSample(view=view, question=question, pages=pages)
-    return FusionRecord(view=view, mass=total), sample
+    shapes = tuple(image.shape for image in images)
+    return FusionRecord(view=view, mass=total, shapes=shapes), sample

@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 
 from oval_adapters.cli.app import create_app
 from oval_adapters.models.llava_weights import CONFIG_NAME, WEIGHTS_NAME, load_llava_weights
-from oval_adapters.training.llava_loop import CHECKPOINT_NAME, TrainingStopped
 from oval_adapters.training.llava_run import load_learner, train_and_save_llava
 from oval_adapters.training.llava_settings import LlavaTraining
+from oval_adapters.training.resumable_loop import CHECKPOINT_NAME, TrainingStopped
 from oval_core.errors import ConfigError
 
 
