@@ -5,8 +5,7 @@
 
 Hugging Face decodes each batch by itself. On OVAL the prompt is read once and each drafter goes on from a copy of that
 cache, as a second turn would. Every 20th prompt is also decoded with logits processors and stopping rules, the prompt
-included. `--dearer-every 4` leaves the dearer drafters to every fourth batch; without it a later run adds what is missing.
-The last line of stdout is JSON.
+included. A later run adds the drafters that are missing. The last line of stdout is JSON.
 """
 
 from __future__ import annotations
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
 DRAFTERS: Mapping[str, Mapping[str, Any]] = {
     "hybrid": {"drafter": "hybrid", "max_nodes": 8},
     "ngram": {"drafter": "ngram", "max_nodes": 8},
-}
-"""Eight nodes a tree: identity does not hang on how many, and float32 takes its time. A hybrid tree is heads' and n-grams'."""
-DEARER: Mapping[str, Mapping[str, Any]] = {
     "none": {"drafter": "none"},
     "medusa": {"drafter": "medusa", "max_nodes": 8},
     "draft": {"drafter": "draft", "draft_model": "smol", "depth": 3, "max_nodes": 4},
@@ -47,9 +43,11 @@ DEARER: Mapping[str, Mapping[str, Any]] = {
         "max_nodes": 4,
     },
 }
-"""With nodes fixed, too: where they are chosen by cost, drafts that do not pay here would not be made, and nothing be proved."""
+"""Few nodes a tree: identity does not hang on how many, and float32 takes its time. And fixed ones: where they are chosen by cost, drafts that do not pay here would not be made, and nothing be proved."""
 EVERY = 20
 """Of the prompts, every 20th is also decoded with processors."""
+VARIED = ("hybrid", "ngram")
+"""By these drafters. A hybrid tree is heads' and n-grams'."""
 
 
 class EndsOnSeven:
@@ -70,19 +68,17 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--limit", type=int, help="only the first so many prompts")
     parser.add_argument(
-        "--dearer-every",
-        type=int,
-        default=1,
-        help="batches, the last of so many has the dearer drafters too",
+        "--drafters", nargs="*", default=[*DRAFTERS], help="what decodes; default: all"
     )
     parser.add_argument("--part", default="0/1", help="which of how many processes this is")
     parser.add_argument("--json", action="store_true", help="the last line is JSON always")
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
     prompts = read_prompts(options.prompts)[: options.limit]
+    wanted = {name: DRAFTERS[name] for name in options.drafters}
     jobs = [
-        *_batches(prompts, options.batch_size, options.dearer_every),
-        *_varied(prompts, options.batch_size),
+        *_batches(prompts, options.batch_size, wanted),
+        *_varied(prompts, options.batch_size, wanted),
     ]
     options.out.mkdir(parents=True, exist_ok=True)
     left = [job for job in jobs[part::parts] if _missing(options.out, job)]
@@ -92,7 +88,9 @@ def main() -> None:
         print(json.dumps(_summary(options, [_found(options.out, job) for job in jobs])))
 
 
-def _batches(prompts: list[Any], size: int, dearer_every: int) -> Iterator[dict[str, Any]]:
+def _batches(
+    prompts: list[Any], size: int, drafters: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
     ordered = sorted(prompts, key=lambda prompt: len(prompt.text))
     for i in range(0, len(ordered), size):
         group = ordered[i : i + size]
@@ -100,14 +98,16 @@ def _batches(prompts: list[Any], size: int, dearer_every: int) -> Iterator[dict[
             "what": "plain",
             "names": [prompt.name for prompt in group],
             "texts": [prompt.text for prompt in group],
-            "drafters": {**DRAFTERS, **DEARER} if (i // size + 1) % dearer_every == 0 else DRAFTERS,
+            "drafters": drafters,
         }
 
 
-def _varied(prompts: list[Any], size: int) -> Iterator[dict[str, Any]]:
+def _varied(
+    prompts: list[Any], size: int, drafters: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    cheap = {name: own for name, own in drafters.items() if name in VARIED}
     for what in ("repetition_penalty", "bad_words", "min_length", "stop_strings", "criterion"):
-        for job in _batches(prompts[::EVERY], size, 1):
-            yield {**job, "what": what, "drafters": DRAFTERS}
+        yield from ({**job, "what": what} for job in _batches(prompts[::EVERY], size, cheap))
 
 
 def _file(folder: Path, job: Mapping[str, Any]) -> Path:
