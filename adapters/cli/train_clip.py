@@ -115,5 +115,5 @@ def _show(console: Console, report: ClipReport) -> None:
     names = f"{report.known_names} names, {report.never_seen_names} more were held out"
     speed = f", {report.pairs_per_s:.1f} pairs/s" if report.pairs_per_s else ""
     saved = f"saved to {report.out}: {report.parameters / 1e6:.1f} M weights, {report.file_bytes / 1e6:.1f} MB{speed}"  # fmt: skip
-    for line in (names, saved, f"settings take it as vision.clip: open_clip:local-dir:{report.out}"):  # fmt: skip
+    for line in (names, saved, f"settings take it as vision.clip: {report.out}"):  # fmt: skip
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -142,7 +142,7 @@ def clip_pairs(library: Library, own: ClipTraining) -> list[Any]:
 
 @needs_open_clip
 def test_oval_loads_the_folder_for_page_embeddings(learnt: ClipReport) -> None:
-    clip = load_clip(f"open_clip:local-dir:{learnt.out}")
+    clip = load_clip(learnt.out)
     assert (clip.dim, clip.patch_grid, clip.pixels.size) == (24, (2, 2), (28, 28))
     pixels = torch.randn(2, 3, 28, 28)
     grid = Grid(2, 2)
@@ -150,7 +150,10 @@ def test_oval_loads_the_folder_for_page_embeddings(learnt: ClipReport) -> None:
     assert regions.shape == (2, 4, 24)
     torch.testing.assert_close(regions.norm(dim=-1), torch.ones(2, 4))
     long = " ".join(["a badock and a kelam"] * 20)  # more than the tower's places
-    assert clip.embed_text(["a badock", long]).shape == (2, 24)
+    said = clip.embed_text(["a badock", long])
+    assert said.shape == (2, 24)
+    named = load_clip(f"open_clip:local-dir:{learnt.out}")
+    torch.testing.assert_close(named.embed_text(["a badock", long]), said)
 
 
 @needs_open_clip
@@ -225,7 +228,7 @@ def test_the_command_trains_and_reports(pictures: str, tmp_path: Path) -> None:
     again = run(*common, "--steps", 2)
     assert again.exit_code == 0, again.output
     assert "2 of them in an earlier run" in again.stdout
-    assert f"open_clip:local-dir:{tmp_path / 'c'}" in again.stdout
+    assert f"vision.clip: {tmp_path / 'c'}" in again.stdout
     config = json.loads((tmp_path / "c" / CONFIG_NAME).read_text(encoding="utf-8"))
     assert config["model_cfg"]["vision_cfg"]["width"] == 32
     bad = run(*common, "--steps", 2, "--minutes", 1)
