@@ -23,6 +23,7 @@ from oval_adapters.generate import wrap_generate
 from oval_adapters.hf_attention import register, unregister
 from oval_adapters.hf_cache import OvalCache
 from oval_adapters.linears import patch_linears
+from oval_adapters.named_parts import check_names
 from oval_adapters.patch import OvalCall, Patch
 from oval_adapters.routing.resolve import check_router, resolve_router, resolve_sizer
 from oval_adapters.speculative.speculative import Speculative
@@ -33,7 +34,7 @@ from oval_adapters.vision.vision import Vision
 from oval_adapters.vision.vision_settings import with_vision
 from oval_core.attention import create_backend
 from oval_core.config import OvalConfig, check_int
-from oval_core.errors import CacheMismatchError, UnsupportedModelError
+from oval_core.errors import CacheMismatchError, ConfigError, UnsupportedModelError
 from oval_core.metrics import CacheCounters
 from oval_core.paged_cache import PagedCache
 from oval_core.routing.registry import create_policy
@@ -81,6 +82,7 @@ class Attachment:
         self._text_config = self._decoder.config
         family, images = decoder_family(model.config), image_family(model.config)
         self.config = config = with_vision(config, model.config)
+        check_names(config)
         self._windows = family.windows(self._text_config)
         self._drops_cache_above = family.drops_cache_above(self._text_config)
         weight = next(self._decoder.parameters())
@@ -191,7 +193,17 @@ class Attachment:
 
         They see what lies before them in the text, as if they had been read in their turn; what came after them has not
         seen them.
+
+        Raises:
+            ConfigError: what was passed is no cache of this attachment.
         """
+        if not self.owns(cache):
+            is_other = isinstance(cache, OvalCache)
+            got = "one of another attachment" if is_other else type(cache).__name__
+            raise ConfigError(
+                f"read_images: got {got}. Allowed: a cache that this attachment made. Make it with new_cache() and pass it to "
+                "generate(cache=...)."
+            )
         if self.image_routing is None:
             return 0
         like = self._decoder.get_input_embeddings().weight

@@ -53,16 +53,23 @@ def save_fusion(folder: str | Path, trained: TrainedFusion) -> None:
     (folder / CONFIG_NAME).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
+def check_fusion(folder: str | Path) -> None:
+    """Checks that a folder holds a router, by its config: weights are not read.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    _facts(Path(folder).expanduser())
+
+
 def load_fusion(folder: str | Path) -> TrainedFusion:
     """Reads what `save_fusion` wrote.
 
     Raises:
         ConfigError: a file is missing or is not what it should be.
     """
-    folder = Path(folder)
-    values = read_facts(
-        folder, "fusion router", config=CONFIG_NAME, weights=WEIGHTS_NAME, form=_FORMAT
-    )
+    folder = Path(folder).expanduser()
+    values = _facts(folder)
     try:
         router = FusionRouter(FusionConfig.from_dict(values["router"]))
         router.load_state_dict(load_file(folder / WEIGHTS_NAME))
@@ -75,4 +82,10 @@ def load_fusion(folder: str | Path) -> TrainedFusion:
         router=router.eval(),
         model=values.get("model") or {},
         training=values.get("training") or {},
+    )
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    return read_facts(
+        folder, "fusion router", config=CONFIG_NAME, weights=WEIGHTS_NAME, form=_FORMAT
     )

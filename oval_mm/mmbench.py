@@ -257,7 +257,7 @@ def _column(name: str) -> str:
 def _whole_number(name: str, text: str) -> int:
     whole, _, rest = text.strip().partition(".")
     if not (whole.isascii() and whole.isdecimal() and len(whole) < 16) or rest.strip("0"):
-        raise _RowError(f"{name} {text[:40]!r} is no whole number")
+        raise _RowError(f"{name} {text[:40]!r} is no whole number from 0 up to {10**15 - 1}")
     return int(whole)
 
 

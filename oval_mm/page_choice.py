@@ -28,6 +28,7 @@ __all__ = [
     "QuestionPages",
     "RandomScorer",
     "UniformScorer",
+    "check_scorer_name",
     "create_scorer",
 ]
 
@@ -221,13 +222,25 @@ def create_scorer(
         "random": lambda: RandomScorer(seed),
         "uniform": UniformScorer,
     }
-    if name in plain:
+    if not check_scorer_name(name):
         return plain[name]()
+    return FusionScorer(load_router(name))
+
+
+def check_scorer_name(name: str) -> bool:
+    """Returns whether a name is a folder's, by how it is written; the folder itself is not looked at.
+
+    Raises:
+        ConfigError: it is neither a folder's nor one of `SCORER_NAMES` but `fusion`.
+    """
+    plain = [own for own in SCORER_NAMES if own != "fusion"]
+    if name in plain:
+        return False
     if "/" not in name and "\\" not in name and not name.startswith((".", "~")):
         raise ConfigError(
-            f"vision.router: got {name!r}; {did_you_mean(name, plain)} Or the folder of a trained fusion router."
+            f"vision.router: got {name!r}; {did_you_mean(name, ['auto', *plain])} Or the folder of a trained fusion router."
         )
-    return FusionScorer(load_router(name))
+    return True
 
 
 def _rounded(values: Sequence[float]) -> list[float]:

@@ -52,11 +52,13 @@ class VQAFile:
         questions: in the order of the file.
         bad_rows: what cannot be asked.
         pictures: images that came in the file.
+        place: what `line` counts, for messages: `line`, or `entry` of a list in a whole JSON file.
     """
 
     questions: Sequence[VQAQuestion]
     bad_rows: Sequence[BadRow]
     pictures: Pictures
+    place: str = "line"
 
 
 class _RowError(ValueError):
@@ -89,23 +91,25 @@ def read_vqa(
     if not folder.is_dir():
         raise ConfigError(f"images: no folder {folder}. Allowed: an existing one. Check the path.")
     truths = {} if annotations is None else _annotations(Path(annotations).expanduser())
-    reader = _Reader(folder.resolve(), truths, strict)
+    place = "entry" if path.suffix == ".json" else "line"
+    reader = _Reader(folder.resolve(), truths, strict, place)
     rows, subtype = _rows(path)
     reader.read(rows, subtype)
     bad, what = reader.bad, "none with --strict" if strict else "at least one good row"
     if not reader.questions or (strict and bad):
-        first = f", the first line {bad[0].line}: {bad[0].reason}" if bad else ""
+        first = f", the first {place} {bad[0].line}: {bad[0].reason}" if bad else ""
         raise ConfigError(
             f"data: {path.name} has {len(reader.questions)} good and {len(bad)} bad rows{first}. Allowed: {what}. Mend the file."
         )
-    return VQAFile(questions=reader.questions, bad_rows=bad, pictures=reader.pictures)
+    return VQAFile(questions=reader.questions, bad_rows=bad, pictures=reader.pictures, place=place)
 
 
 class _Reader:
     """Makes questions of rows, whatever form these came in."""
 
-    def __init__(self, folder: Path, truths: Mapping[str, Any], strict: bool) -> None:
+    def __init__(self, folder: Path, truths: Mapping[str, Any], strict: bool, place: str) -> None:
         self._folder, self._truths, self._strict = folder, truths, strict
+        self._place = place
         self._names: dict[str, int] = {}
         self.questions: list[VQAQuestion] = []
         self.bad: list[BadRow] = []
@@ -129,7 +133,7 @@ class _Reader:
             raise _RowError("is no object")
         name = _name(cells) or str(line)
         if name in self._names:
-            raise _RowError(f"id {name[:40]} is on line {self._names[name]} already")
+            raise _RowError(f"id {name[:40]} is on {self._place} {self._names[name]} already")
         question = cells.get("question", cells.get("text"))
         if not isinstance(question, str) or not question.strip():
             raise _RowError("no question")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -45,19 +46,22 @@ def demo_command(
 ) -> None:
     """Show OVAL at work on the embedded models: an answer about a picture, what it read, and the figures; some minutes.
 
-    Builds smol and smol-llava if need be, answers speculatively with most pages outside of fast memory, asks a short sample
-    in MMBench's form, measures drafts on a few prompts, and writes a page that stands alone.
+    Builds smol and smol-llava if need be, answers speculatively with a fast memory that is too small for the text, asks a
+    short sample in MMBench's form, measures drafts on a few prompts, and writes a page that stands alone.
     """
+    began = time.perf_counter()
+    _check(html, picture, text_model, vision_model)
     from rich.console import Console
 
     from oval_adapters.cli.progress import step_bar
+    from oval_adapters.demo.door import check_models
     from oval_adapters.demo.page import render_demo
     from oval_adapters.demo.run import run_demo
     from oval_adapters.demo.settings import DemoSettings
     from oval_adapters.load_model import resolve_device, resolve_dtype
 
-    _check(html, picture)
     resolve_dtype(dtype, resolve_device(device))
+    check_models(text_model, vision_model)
     settings = DemoSettings(
         text_model=text_model,
         vision_model=vision_model,
@@ -69,7 +73,7 @@ def demo_command(
     )
     log = Console(stderr=True)
     say = functools.partial(log.print, style="dim", markup=False, highlight=False, soft_wrap=True)
-    demo = run_demo(settings, say, functools.partial(step_bar, log))
+    demo = run_demo(settings, say, functools.partial(step_bar, log), began=began)
     html.write_text(render_demo(demo), encoding="utf-8", errors="xmlcharrefreplace")
     _show(Console(stderr=as_json), demo, html)
     if as_json:
@@ -78,43 +82,32 @@ def demo_command(
         raise typer.Exit(_FAILED_STATUS)
 
 
-def _check(html: Path, picture: Path | None) -> None:
-    from oval_core.errors import ConfigError
+def _check(html: Path, picture: Path | None, text_model: str, vision_model: str) -> None:
+    """Refuses what cannot work, before torch is even imported."""
+    from oval_adapters.demo.door import check_names, check_page, check_picture
 
-    if not html.absolute().parent.is_dir():
-        raise ConfigError(f"html: no folder {html.parent}. Allowed: an existing one. Make it first.")  # fmt: skip
-    if picture is not None and not picture.is_file():
-        raise ConfigError(f"picture: no file {picture}. Allowed: a picture that Pillow reads. Check the path.")  # fmt: skip
+    check_page(html, picture)
+    if picture is not None:
+        check_picture(picture)
+    check_names(text_model, vision_model)
 
 
 def _show(console: Console, demo: Demo, html: Path) -> None:
+    from oval_adapters.demo.wording import acceptance_line, answer_lines, sample_line
+
     say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
     parts = {name: part.values for name, part in demo.parts.items() if part.values}
     if "answer" in parts:
-        own = parts["answer"]
-        say(f"{own['model']}: {own['answer']}")
-        say(_answer_line(own), style="dim")
+        first, *others = answer_lines(parts["answer"])
+        say(first)
+        for line in others:
+            say(line, style="dim")
     if "mmbench_sample" in parts:
-        own = parts["mmbench_sample"]
-        circular = "" if own["circular"] is None else f", {own['circular']:.0%} in every order of the options"  # fmt: skip
-        say(f"MMBench-style sample: {own['vanilla']:.0%} of {own['questions']} questions right{circular} (guessing: 25%)")  # fmt: skip
+        say(sample_line(parts["mmbench_sample"]))
     if "acceptance" in parts:
-        own = parts["acceptance"]
-        say(f"drafts ({own['model']}, {own['drafter']}): {_number(own['tau'])} tokens a forward, {_number(own['speedup'])} times the speed of plain decoding")  # fmt: skip
+        say(acceptance_line(parts["acceptance"]))
     for name, part in demo.parts.items():
         if part.reason:
             style = "red" if part.state == "failed" else "yellow"
             say(f"{name} {part.state}: {part.reason}", style=style)
     say(f"{demo.facts['seconds']:.0f} s; open {html} to see which pages each token read")
-
-
-def _answer_line(own: dict[str, Any]) -> str:
-    hits = "" if own["page_hit_rate"] is None else f", {own['page_hit_rate']:.0%} of the pages found in fast memory"  # fmt: skip
-    return (
-        f"{own['tokens']} tokens, {_number(own['tau'])} a forward ({own['drafter']}); {own['image_pages']} pages of the picture, "
-        f"{own['text_pages']} of text; {own['bytes_prefetched'] / 1e6:.1f} MB prefetched, waited {1e3 * own['stall_s']:.0f} ms{hits}"
-    )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

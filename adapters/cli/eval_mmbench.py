@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oval_adapters.cli.option_groups import with_options
+from oval_adapters.cli.output_paths import check_output_file, check_output_folder, write_page
 from oval_adapters.cli.speculation_options import SpeculationOptions
 from oval_adapters.cli.vision_options import VisionOptions
 
@@ -53,12 +54,16 @@ class AnswerOptions:
         from oval_adapters.config_files import load_config
         from oval_adapters.evaluation.mm_run import MMSettings
         from oval_adapters.load_model import resolve_device, resolve_dtype
+        from oval_adapters.named_parts import check_names
+        from oval_adapters.vision.prefill_settings import check_image_clip
         from oval_core.errors import ConfigError
 
         if self.resume and self.out is None:
             raise ConfigError("resume: got it without --out. Allowed: with --out FOLDER. Name the folder.")  # fmt: skip
-        if self.html is not None and not self.html.absolute().parent.is_dir():
-            raise ConfigError(f"html: no folder {self.html.parent}. Allowed: an existing one. Make it first.")  # fmt: skip
+        if self.out is not None:
+            check_output_folder("out", self.out)
+        if self.html is not None:
+            check_output_file("html", self.html)
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit: got {self.limit}. Allowed: 1 or more. Give such a number.")
         names = ("dtype", "device", "max_new_tokens", "pads_images", "blanks_images")
@@ -67,6 +72,8 @@ class AnswerOptions:
         given["downsample"] = vision.downsample
         settings = MMSettings(model=model, config=config, **given)
         resolve_dtype(settings.dtype, resolve_device(settings.device))
+        check_names(config)
+        check_image_clip(config.vision)
         return settings
 
 
@@ -113,7 +120,7 @@ def mmbench_command(
     Letters are found as VLMEvalKit finds them without a judge; --strict takes only answers that leave no doubt. Several
     processes share the rows: accelerate launch --multi_gpu --num_processes 2 $(which oval) eval mmbench ... or torchrun.
     """
-    from oval_adapters.evaluation.mm_against import read_results, with_comparison
+    from oval_adapters.evaluation.mm_against import check_same_file, read_results, with_comparison
     from oval_adapters.evaluation.mm_mmbench import make_plan, mmbench_report
     from oval_adapters.evaluation.ranks import ranks
     from oval_mm.mmbench import read_mmbench
@@ -130,6 +137,8 @@ def mmbench_command(
             style=prompt,
             strict=bool(options.strict),
         )
+        if other is not None:
+            check_same_file(plan.questions, other)
 
         def make_report(collected: Collected) -> MMReport:
             report = mmbench_report(plan, collected, settings.to_dict())
@@ -164,6 +173,7 @@ def run_evaluation(
 
     from oval_adapters.cli.app import INTERRUPTED_STATUS
     from oval_adapters.cli.progress import step_bar
+    from oval_adapters.evaluation.mm_report import write_report
     from oval_adapters.evaluation.mm_run import collect
     from oval_adapters.evaluation.ranks import started_alone
 
@@ -179,10 +189,11 @@ def run_evaluation(
         return
     if collected.rows:
         report = make_report(collected)
-        _write(report, options, console)
+        written = [] if options.out is None else write_report(options.out, report)
         _show(report, options)
         if options.as_json:
             typer.echo(json.dumps(report.values))
+        _say_written(report, options, written, console)
     if not collected.whole:
         kept = "" if options.out is None else "; --resume goes on from there"
         done = f"interrupted: {len(collected.rows)} of {len(asks)} are done{kept}"
@@ -202,15 +213,15 @@ def _check_answered(collected: Collected) -> None:
         )
 
 
-def _write(report: MMReport, options: AnswerOptions, console: Console) -> None:
+def _say_written(
+    report: MMReport, options: AnswerOptions, written: list[Path], console: Console
+) -> None:
+    """Names the result files, and writes the page: the figures are out by now, whatever becomes of it."""
     from oval_adapters.evaluation.mm_page import render_mm_page
-    from oval_adapters.evaluation.mm_report import write_report
 
-    written = [] if options.out is None else write_report(options.out, report)
     if options.html is not None:
-        page = render_mm_page(report)
-        options.html.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
-        written.append(options.html)
+        write_page("html", options.html, render_mm_page(report))
+        written = [*written, options.html]
     for path in written:
         console.print(f"written to {path}", style="dim", markup=False, soft_wrap=True)
 
@@ -229,7 +240,7 @@ def _show(report: MMReport, options: AnswerOptions) -> None:
         say(note)
     for row in report.failed[:_SHOWN_FAILURES]:
         index = f" (index {row.index})" if row.index else ""
-        say(f"line {row.line}{index}: {row.reason}", style="yellow")
+        say(f"{report.place} {row.line}{index}: {row.reason}", style="yellow")
     more = len(report.failed) - _SHOWN_FAILURES
     if more > 0:
         say(f"... and {more} more rows that failed", style="yellow")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,7 @@ import typer
 from oval_adapters.cli import eval_mmbench, eval_vqa
 from oval_adapters.cli.bench_options import AsJson, Device, Dtype, Model, Plot
 from oval_adapters.cli.option_groups import with_options
+from oval_adapters.cli.output_paths import check_output_file, check_output_folder, write_page
 from oval_adapters.cli.sides_options import SidesOptions
 from oval_adapters.cli.tier_options import TierOptions, check_for_model
 from oval_adapters.evaluation.settings import AcceptanceSettings
@@ -148,11 +149,14 @@ def _check_outputs(out: Path | None, resume: bool, html: Path | None, plot: Path
 
     if resume and out is None:
         raise ConfigError("resume: got it without --out. Allowed: with --out FOLDER. Name the folder.")  # fmt: skip
-    if html is not None and not html.absolute().parent.is_dir():
-        raise ConfigError(f"html: no folder {html.parent}. Allowed: an existing one. Make it first.")  # fmt: skip
+    if out is not None:
+        check_output_folder("out", out)
+    if html is not None:
+        check_output_file("html", html)
     if plot is not None:
         from oval_adapters.bench.plot import check_plot
 
+        check_output_file("plot", plot)
         check_plot(plot)
 
 
@@ -195,8 +199,10 @@ def _prepare(
         )
         kept, done = None, []
         if out is not None:
-            stamp = stamp_of({**settings.to_dict(), "dtype": dtype, "config": str(config)}, units)
-            kept = KeptRows(out, stamp, resume=resume, rank=us.index)
+            told = {**settings.to_dict(), "dtype": dtype, "config": str(config)}
+            stamp = stamp_of(told, units)
+            told["config"] = asdict(config)
+            kept = KeptRows(out, stamp, resume=resume, rank=us.index, settings=told)
             done = kept.read()
         us.gather([])  # nobody writes before all have read
         oval = attach(load_model(settings.model, dtype, device), config)
@@ -264,9 +270,9 @@ def _report(
             tiers=tier_facts(job.oval.config.tiers),
         )
         _show(Console(stderr=as_json), report)
-        _write(job, report, html, plot)
         if as_json:
             typer.echo(json.dumps(report.to_dict()))
+        _write(job, report, html, plot)
     if not whole:
         kept = "" if job.kept is None else "; --resume goes on from there"
         job.console.print(f"interrupted: {len(rows)} of {len(job.units)} are done{kept}", style="yellow")  # fmt: skip
@@ -297,7 +303,7 @@ def _write(job: _Job, report: AcceptanceReport, html: Path | None, plot: Path | 
         from oval_adapters.evaluation.samples import make_samples
 
         samples = make_samples(job.tokenizer, report.rows, report.settings.sides[0].label)
-        html.write_text(render_page(report, samples), encoding="utf-8")
+        write_page("html", html, render_page(report, samples))
         said.append(html)
     if plot is not None:
         from oval_adapters.evaluation.plot import draw_acceptance

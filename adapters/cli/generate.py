@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from oval_core.config import OvalConfig
 
 Model = Annotated[str, typer.Option(help="smol, a folder, or a hub id OWNER/NAME.")]
+Text = Annotated[str | None, typer.Argument(help="The same as --prompt.", show_default=False)]
 Prompt = Annotated[str | None, typer.Option(help="Text to continue, as it is.")]
 Chat = Annotated[str | None, typer.Option(help="A user's turn, put in the model's chat template.")]
 File = Annotated[str | None, typer.Option(help="UTF-8 file to continue, as it is; - reads stdin.")]
@@ -78,6 +79,7 @@ def register(app: typer.Typer) -> None:
 
 def generate_command(
     ctx: typer.Context,
+    text: Text = None,
     model: Model = "smol",
     prompt: Prompt = None,
     chat: Chat = None,
@@ -111,7 +113,7 @@ def generate_command(
         ctx.find_root().params["debug"] = True
     sampling = Sampling(max_new_tokens, temperature, top_p, seed, prefill_chunk)
     sampling.check()
-    source = Source(prompt, chat, file, system)
+    source = Source(_prompt(text, prompt), chat, file, system)
     text = source.read()
     console = Console(stderr=True)
     with console.status(f"loading {model}"):
@@ -143,6 +145,14 @@ class Loaded:
     tokenizer: PreTrainedTokenizerBase
     ids: torch.Tensor
     max_new_tokens: int
+
+
+def _prompt(text: str | None, prompt: str | None) -> str | None:
+    from oval_core.errors import ConfigError
+
+    if text is not None and prompt is not None:
+        raise ConfigError("prompt: got a text and --prompt. Allowed: one of them. Leave one out.")
+    return prompt if text is None else text
 
 
 def _settings(config: str | None, page_size: int | None, backend: str | None) -> OvalConfig:

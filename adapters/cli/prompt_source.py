@@ -28,8 +28,8 @@ class Source:
         given = [f"--{n}" for n in ("prompt", "chat", "file") if getattr(self, n) is not None]
         if len(given) != 1:
             raise ConfigError(
-                f"prompt: got {' and '.join(given) or 'none'}. Allowed: exactly one of --prompt, --chat and "
-                "--file. Give one."
+                f"prompt: got {' and '.join(given) or 'none'}. Allowed: exactly one of --prompt (or a text "
+                "without a flag), --chat and --file. Give one."
             )
         if self.system is not None and self.chat is None:
             raise ConfigError(

@@ -36,6 +36,7 @@ Clip = Annotated[
     str | None, _option(metavar="MODEL", help="CLIP of --router clip: a name, a folder, or open_clip:ARCHITECTURE,WEIGHTS.")
 ]  # fmt: skip
 RouterSeed = Annotated[int | None, _option(help="Of --router random.")]
+Tile = Annotated[int | None, _option(help="Patches on a side of an image page, 1..5: smaller pages meet a budget more closely. Default: 4.")]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +47,7 @@ class VisionOptions:
     router: Router = None
     clip: Clip = None
     router_seed: RouterSeed = None
+    tile: Tile = None
 
     @property
     def downsample(self) -> float | None:
@@ -63,9 +65,10 @@ class VisionOptions:
             raise ConfigError(
                 f"budget: got {self.budget!r} with --router {DOWNSAMPLE}. Allowed: a share such as 33%. Give one."
             )
-        if self.clip is not None or self.router_seed is not None:
+        if any(own is not None for own in (self.clip, self.router_seed, self.tile)):
             raise ConfigError(
-                f"router: got {DOWNSAMPLE!r} with flags of a router. Allowed: --budget alone. Leave --clip and --router-seed out."
+                f"router: got {DOWNSAMPLE!r} with flags of a router. Allowed: --budget alone. Leave --clip, --router-seed and "
+                "--tile out."
             )
         return share
 
@@ -81,12 +84,18 @@ class VisionOptions:
         if not flags_given(self) or self.downsample is not None:
             return config
         before = config.vision or VisionConfig()
-        if self.budget is None and not before.limits_images:
+        chooses = [flag for flag in flags_given(self) if flag != "--tile"]
+        if chooses and self.budget is None and not before.limits_images:
             raise ConfigError(
-                f"budget: got {', '.join(flags_given(self))} without --budget. Allowed: with --budget, or where the "
+                f"budget: got {', '.join(chooses)} without --budget. Allowed: with --budget, or where the "
                 "configuration has one. Add --budget 33%."
             )
-        given: dict[str, Any] = {"router": self.router, "clip": self.clip, "seed": self.router_seed}
+        given: dict[str, Any] = {
+            "router": self.router,
+            "clip": self.clip,
+            "seed": self.router_seed,
+            "tile": self.tile,
+        }
         given = {name: value for name, value in given.items() if value is not None}
         if self.budget is not None:
             value = parse_budget(self.budget)
@@ -113,6 +122,6 @@ def parse_budget(text: str) -> float | int:
         value = -1
     if not (0 <= value <= 1 if isinstance(value, float) else value >= 0):
         raise ConfigError(
-            f"budget: got {text!r}. Allowed: a share (33%, 0.33), or a number of tokens (64). Give one of them."
+            f"budget: got {text!r}. Allowed: a share (33%, 0.33), at most 100%, or a number of tokens (64). Give one of them."
         )
     return value

@@ -11,11 +11,11 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenize
 
 from oval_adapters.clip.hf_clip import HfClipEmbedder
 from oval_adapters.models import resolve_model
-from oval_core.errors import ConfigError, UnsupportedModelError
+from oval_core.errors import ConfigError, OvalError, UnsupportedModelError
 from oval_mm.clip.embedder import ClipEmbedder
 from oval_mm.clip.open_clip_model import OpenClipEmbedder
 
-__all__ = ["OPEN_CLIP", "load_clip"]
+__all__ = ["OPEN_CLIP", "check_clip", "load_clip"]
 
 OPEN_CLIP = "open_clip:"
 LOCAL = "local-dir:"
@@ -32,17 +32,11 @@ def load_clip(name: str) -> ClipEmbedder:
         ConfigError: it cannot be loaded.
         UnsupportedModelError: it is no CLIP whose patches lie in the joint space.
     """
-    if name.startswith(OPEN_CLIP):
-        return _open_clip(name.removeprefix(OPEN_CLIP))
-    folder = Path(name).expanduser()
-    if (folder / "open_clip_config.json").is_file() and not (folder / "config.json").is_file():
-        return _open_clip(f"{LOCAL}{folder}")
+    by_open_clip = _open_clip_name(name)
+    if by_open_clip is not None:
+        return _open_clip(by_open_clip)
+    path = _checked(name)
     try:
-        path = resolve_model(name)
-        config = AutoConfig.from_pretrained(path)
-        if config.model_type != "clip":
-            # told by kind, before gigabytes are read
-            return HfClipEmbedder(_Named(config), None)
         processor = AutoImageProcessor.from_pretrained(path)
         return HfClipEmbedder(
             AutoModel.from_pretrained(path), AutoTokenizer.from_pretrained(path), processor
@@ -50,10 +44,51 @@ def load_clip(name: str) -> ClipEmbedder:
     except UnsupportedModelError:
         raise
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ConfigError(
-            f"vision.clip: {name!r} cannot be loaded ({error}). Allowed: a CLIP of transformers, a folder of open_clip, or "
-            f"{OPEN_CLIP}ARCHITECTURE[,WEIGHTS]. Name one that is there."
-        ) from error
+        raise _no_clip(name, error) from error
+
+
+def check_clip(name: str) -> None:
+    """Checks that there is a CLIP of this name, by its config: no weight is read. Raises as `load_clip` does."""
+    by_open_clip = _open_clip_name(name)
+    if by_open_clip is None:
+        _checked(name)
+        return
+    library = _open_clip_library(by_open_clip)
+    architecture = by_open_clip.partition(",")[0]
+    if by_open_clip.startswith(LOCAL):
+        folder = Path(by_open_clip.removeprefix(LOCAL)).expanduser()
+        if not (folder / "open_clip_config.json").is_file():
+            raise _no_clip(name, "no open_clip_config.json there")
+    elif ":" not in architecture and architecture not in library.list_models():
+        raise _no_clip(name, f"open_clip knows no architecture {architecture!r}")
+
+
+def _open_clip_name(name: str) -> str | None:
+    """Returns what open_clip calls it; None for a CLIP of transformers."""
+    if name.startswith(OPEN_CLIP):
+        return name.removeprefix(OPEN_CLIP)
+    folder = Path(name).expanduser()
+    is_saved = (folder / "open_clip_config.json").is_file()
+    return f"{LOCAL}{folder}" if is_saved and not (folder / "config.json").is_file() else None
+
+
+def _checked(name: str) -> str:
+    """Returns the folder or hub id of a CLIP of transformers, once its config says that it is one."""
+    try:
+        path = resolve_model(name)
+        config = AutoConfig.from_pretrained(path)
+    except (OvalError, OSError, ValueError, KeyError, ImportError) as error:
+        raise _no_clip(name, error) from error
+    if config.model_type != "clip":
+        HfClipEmbedder(_Named(config), None)  # told by kind, before gigabytes are read
+    return path
+
+
+def _no_clip(name: str, why: object) -> ConfigError:
+    return ConfigError(
+        f"vision.clip: {name!r} cannot be loaded ({why}). Allowed: a CLIP of transformers, a folder of open_clip, or "
+        f"{OPEN_CLIP}ARCHITECTURE[,WEIGHTS]. Name one that is there."
+    )
 
 
 class _Named:
@@ -63,13 +98,17 @@ class _Named:
         self.config = config
 
 
-def _open_clip(name: str) -> OpenClipEmbedder:
+def _open_clip_library(name: str) -> Any:
     if importlib.util.find_spec("open_clip") is None:
         raise ConfigError(
             f"vision.clip: got {OPEN_CLIP}{name} without open_clip. Allowed: with the package open-clip-torch. Install "
             "`oval-pack[clip]`."
         )
-    library: Any = importlib.import_module("open_clip")
+    return importlib.import_module("open_clip")
+
+
+def _open_clip(name: str) -> OpenClipEmbedder:
+    library = _open_clip_library(name)
     # a folder may have a comma in its name, and has its own weights
     architecture, _, weights = (name, "", "") if name.startswith(LOCAL) else name.partition(",")
     try:

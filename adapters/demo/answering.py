@@ -1,4 +1,4 @@
-"""The demo's answer: speculative, with most pages outside of fast memory, and watched. Knows no page of HTML."""
+"""The demo's answer: speculative, with a small fast memory, and watched. Knows no page of HTML."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from oval_adapters.attachment import Attachment, attach
-from oval_adapters.demo.settings import Answer, DemoSettings, demo_file
+from oval_adapters.demo.settings import Answer, DemoSettings, bundled, demo_file, says_the_same
 from oval_adapters.distill.prompts import chat_prompt
 from oval_adapters.evaluation.decode import PageWatch, StepClock, pad_id
 from oval_adapters.evaluation.mm_model import Asker, load_processor
@@ -23,6 +24,9 @@ from oval_mm.pictures import read_picture
 if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import PreTrainedModel
+
+    from oval_adapters.hf_cache import OvalCache
+    from oval_adapters.page_report.report import ReadReport
 
 __all__ = ["answer_about_picture", "answer_about_text", "seen_pictures"]
 
@@ -36,7 +40,8 @@ def answer_about_picture(settings: DemoSettings) -> Answer:
     """Asks the vision model about the picture."""
     processor = load_processor(settings.vision_model)
     model = load_model(settings.vision_model, settings.dtype, settings.device)
-    question = settings.question or _DESCRIBE
+    facts = _known(settings)
+    question = settings.question or facts.pop("question", _DESCRIBE)
     picture = read_picture(settings.picture or demo_file("picture.jpg"))
     with _attached(model, settings) as oval:
         prompt = Asker(oval, processor, max_new_tokens=1).prompt(question, 1)
@@ -49,7 +54,10 @@ def answer_about_picture(settings: DemoSettings) -> Answer:
         )
         pictures = seen_pictures(processor, inputs["pixel_values"]) or (picture,)
         inputs = inputs.to(model.device, model.dtype)
-        return _answer(oval, dict(inputs), processor.tokenizer, settings, pictures, question)
+        told = _answer(oval, dict(inputs), processor.tokenizer, settings, pictures, question)
+    expected = facts["expected"]
+    is_right = None if expected is None else says_the_same(told.values["answer"], expected)
+    return replace(told, values={**told.values, **facts, "is_right": is_right})
 
 
 def answer_about_text(settings: DemoSettings) -> Answer:
@@ -62,6 +70,17 @@ def answer_about_text(settings: DemoSettings) -> Answer:
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     with _attached(model, settings) as oval:
         return _answer(oval, inputs, tokenizer, settings, (), settings.question or _ABOUT_NOTES)
+
+
+def _known(settings: DemoSettings) -> dict[str, Any]:
+    """Returns what the picture really shows, and the answer that is right; None where nobody knows."""
+    if settings.picture is not None:
+        return {"shows": None, "expected": None, "tried": None, "chosen_for": None}
+    own = bundled()
+    facts = {"shows": own.shows, "expected": None, "tried": own.tried, "chosen_for": own.chosen_for}
+    if settings.question is None:
+        facts |= {"question": own.question, "expected": own.answer}
+    return facts
 
 
 def seen_pictures(processor: Any, pixels: torch.Tensor) -> tuple[Image, ...]:
@@ -106,7 +125,7 @@ def _answer(
     ways = {"do_sample": False, "max_new_tokens": settings.answer_tokens, "pad_token_id": pad_id(model)}  # fmt: skip
     ways |= {"num_beams": 1, "temperature": None, "top_p": None, "top_k": None}
     with watch_reads(oval, layer_groups=min(_LAYER_GROUPS, _layers(model))) as reads:
-        pages = PageWatch(oval, reads.cache)
+        pages = _AwayWatch(oval, reads.cache)
         begin = time.perf_counter()
         with StepClock(model, pages) as clock:
             out = model.generate(
@@ -130,13 +149,40 @@ def _answer(
         "prompt_tokens": width,
         "seconds_of_answer": round(seconds, 3),
         "prompt_s": round(clock.prompt_s, 3),
-        "image_share": round(float(report.image_share.mean()), 4) if pictures else None,
+        "image_share": _image_share(report) if pictures else None,
     }
     return Answer(values={**facts, **values}, report=report, pictures=pictures)
 
 
+class _AwayWatch(PageWatch):
+    """Also sees how many pages were in the slow tier only, at most, and of how many at that time.
+
+    Args:
+        oval: see `PageWatch`.
+        cache: of the text, on tiers.
+    """
+
+    def __init__(self, oval: Attachment, cache: OvalCache) -> None:
+        super().__init__(oval, cache)
+        self._paged = cache.paged
+        self.away, self.of = 0, 0
+
+    def look(self, *, begins: bool = False) -> None:
+        super().look(begins=begins)
+        tiers = self._paged.tiers
+        away = 0 if tiers is None else tiers.num_away
+        if away >= self.away:
+            self.away, self.of = away, len(self._paged.table.sequences[0].pages)
+
+
+def _image_share(report: ReadReport) -> float:
+    """Returns the share of attention that the picture got, as the drawn panel of the whole answer adds it up."""
+    mass = report.mass.mean(0)
+    return float(mass[[kind == "image" for kind in report.kinds]].sum())
+
+
 def _values(
-    oval: Attachment, reads: WatchedReads, pages: PageWatch, clock: StepClock
+    oval: Attachment, reads: WatchedReads, pages: _AwayWatch, clock: StepClock
 ) -> dict[str, Any]:
     stats, own = oval.stats(), pages.to_dict()
     spec, moved = stats["speculation"], stats["tiers"]
@@ -149,11 +195,14 @@ def _values(
         "text_pages": kinds.count("text"),
         "image_pages": kinds.count("image"),
         "fast_tokens": moved["fast_tokens"],
+        "most_pages_away": pages.away,
+        "pages_then": pages.of,
         "page_hit_rate": own["found"] / own["asked"] if own["asked"] else None,
         "bytes_prefetched": moved["bytes_prefetched"],
         "bytes_used": moved["bytes_used"],
         "bytes_demanded": moved["bytes_demanded"],
         "bytes_stored": moved["bytes_stored"],
+        "bytes_loaded": moved["bytes_loaded"],
         "transfer_s": round(moved["transfer_s"], 4),
         "stall_s": round(moved["stall_s"], 4),
         "link": moved["link"],

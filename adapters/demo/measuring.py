@@ -27,6 +27,7 @@ _SAMPLE = "mmbench_sample.tsv"
 _SIDE = "auto:turns_off=false"  # what is accepted is measured, also where drafting is slower here
 _QUICK_QUESTIONS = 5
 _QUICK_PROMPTS = 2
+_LEAST_PROMPTS = 4  # fewer say nothing about others
 _SHOWN = ("questions", "vanilla", "circular", "intervals", "by_category", "failed_rows", "rows", "seconds_per_question")  # fmt: skip
 _FIGURES = ("prompts", "identical", "tau", "tau_interval", "accepted_by_position", "draft_acceptance_rate", "tokens_per_s", "plain_tokens_per_s", "speedup")  # fmt: skip
 
@@ -42,7 +43,7 @@ def measure_sample(settings: DemoSettings, step_bar: StepBar) -> dict[str, Any]:
     )
     file = read_mmbench(demo_file(_SAMPLE))
     limit = _QUICK_QUESTIONS if settings.quick else None
-    plan = make_plan(_SAMPLE, file, circular=not settings.quick, limit=limit)
+    plan = make_plan(_SAMPLE, file, circular=True, limit=limit)
     collected = collect(asked, plan.asks(), Ranks(), step_bar)
     if not collected.whole:
         raise KeyboardInterrupt  # the run keeps what it has; a demo that was stopped is over
@@ -51,7 +52,9 @@ def measure_sample(settings: DemoSettings, step_bar: StepBar) -> dict[str, Any]:
         {"index": row["index"], "category": row["category"], "answer": row["answer"], "hit": row["hit"]}
         for row in report.results
     ]  # fmt: skip
-    return {**{name: report.values[name] for name in _SHOWN}, "answers": rows}
+    values = {name: report.values[name] for name in _SHOWN}
+    orders = len(plan.questions) // len({question.group for question in plan.questions})
+    return {**values, "orders": orders, "answers": rows}
 
 
 def measure_acceptance(settings: DemoSettings, step_bar: StepBar) -> dict[str, Any]:
@@ -93,4 +96,5 @@ def measure_acceptance(settings: DemoSettings, step_bar: StepBar) -> dict[str, A
         "drafter": drafter,
         "new_tokens": plain.new_tokens,
         **{name: own[name] for name in _FIGURES},
+        "tau_interval": own["tau_interval"] if own["prompts"] >= _LEAST_PROMPTS else None,
     }

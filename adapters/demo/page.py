@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from oval_adapters.demo.run import Demo
 from oval_adapters.demo.settings import DONE, Part
+from oval_adapters.demo.wording import away, forwards, number, orders, percent, truth
 from oval_adapters.evaluation.page_style import STYLE
 from oval_adapters.page_report.drawing import SCRIPT, draw_reads
 from oval_adapters.page_report.drawing import STYLE as READS_STYLE
 
-__all__ = ["render_demo"]
+__all__ = ["quiet_tags", "render_demo"]
 
 _MB = 1e6
-_OWN_STYLE = "\n.facts-table td { text-align: left; white-space: normal; }\n"
+_OWN_STYLE = """
+.facts-table td { text-align: left; white-space: normal; }
+.facts-table td + td { color: var(--soft); font-size: .85rem; min-width: 16rem; }
+.tag { color: var(--soft); font-size: .75em; border: 1px solid var(--line); border-radius: .2rem; padding: 0 .2rem; }
+.tag::after { content: " "; }
+"""
+_SPECIAL = re.compile(r"&lt;\|([A-Za-z0-9_]+)\|&gt;")
+"""A special token as `html.escape` writes it."""
 _TITLE = "OVAL demo: what the model read"
 
 
@@ -29,7 +38,7 @@ def render_demo(demo: Demo) -> str:
         *_sample(demo.parts.get("mmbench_sample")),
         *_acceptance(demo.parts.get("acceptance")),
         "<h2>Time</h2>",
-        *_table(("part", "state", "s"), [[name, part.state, f"{part.seconds:.1f}"] for name, part in demo.parts.items()]),
+        *_times(demo),
     ]  # fmt: skip
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -43,7 +52,16 @@ def _facts(demo: Demo) -> str:
     facts = demo.facts
     named = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     speed = ", quick" if facts["quick"] else ""
-    return f"{named}; {facts['machine']['cpu']}, {facts['threads']} threads; {facts['seconds']:.0f} s in all{speed}"
+    return f"{named}; {facts['machine']['cpu']}, {facts['threads']} threads; {facts['seconds']:.0f} s{speed}"
+
+
+def _times(demo: Demo) -> Iterator[str]:
+    facts = demo.facts
+    rows = [["imports", "done", f"{facts['start_s']:.1f}"]]
+    rows += [[name, part.state, f"{part.seconds:.1f}"] for name, part in demo.parts.items()]
+    rows.append(["all, without Python's own start", "", f"{facts['seconds']:.1f}"])
+    yield from _table(("part", "state", "s"), rows)
+    yield '<p class="note">Each part loads its model anew, and that is counted.</p>'
 
 
 def _note(part: Part) -> str:
@@ -59,28 +77,43 @@ def _answer(demo: Demo) -> Iterator[str]:
     yield f"<h2>Answer: {_text(own['model'])}</h2>"
     yield f'<p class="facts">{_text(own["question"])}</p>'
     yield f'<p class="answer">{_text(own["answer"])}</p>'
-    yield from _table(("", ""), _answer_rows(own))
+    yield from _truth(own)
+    yield from _table(("", "", ""), _answer_rows(own))
     yield "<h2>What each token read</h2>"
     yield (
         "<p>Shares of the attention of the query that chose the token, mean over layers and heads, by page of the cache. "
         "Pages of pictures are tiles, drawn over what the vision tower got, redder where more was read; text pages are listed.</p>"
     )
-    yield draw_reads(demo.answer.report, demo.answer.pictures)
+    yield quiet_tags(draw_reads(demo.answer.report, demo.answer.pictures))
+
+
+def _truth(own: Mapping[str, Any]) -> Iterator[str]:
+    told = truth(own)
+    if told is None:
+        return
+    yield f"<p><b>{_text(told[0].upper() + told[1:])}.</b></p>"
+    if own.get("expected"):
+        yield f'<p class="note">Expected, articles aside: {_text(own["expected"])}</p>'
+    yield (
+        f'<p class="note">The picture was chosen: it is the first of {own["tried"]} new ones that {_text(own["chosen_for"])} '
+        "describes rightly, in float32 and in bfloat16. That model is tiny and often wrong, most of all about left, right "
+        "and numbers; the sample below was not chosen. How often it is right: docs/images.md.</p>"
+    )
 
 
 def _answer_rows(own: Mapping[str, Any]) -> list[list[str]]:
     rows = [
-        ["tokens", f"{own['tokens']} in {len(own['arrivals'])} forwards, after {own['prompt_tokens']} of the prompt"],
-        ["drafted by", f"{own['drafter']}; {_number(own['tau'], 2)} tokens a forward, {_percent(own['acceptance_rate'])} of drafts accepted"],
-        ["pages", f"{own['image_pages']} of the picture, {own['text_pages']} of text"],
-        ["fast memory", f"{own['fast_tokens']} tokens; the rest in a file ({own['link']} link)"],
-        ["pages found in fast memory", _percent(own["page_hit_rate"])],
-        ["prefetched", f"{own['bytes_prefetched'] / _MB:.1f} MB, of it used {own['bytes_used'] / _MB:.1f} MB; on demand {own['bytes_demanded'] / _MB:.1f} MB"],
-        ["transfers", f"{1e3 * own['transfer_s']:.0f} ms, of it waited {1e3 * own['stall_s']:.0f} ms"],
-        ["time", f"{own['seconds_of_answer']:.2f} s watched, prompt {own['prompt_s']:.2f} s; {own['dtype']}, backend {own['backend']}"],
+        ["tokens", forwards(own), f"The prompt has {own['prompt_tokens']} tokens, those of the picture among them. The end token counts, too."],
+        ["drafted by", f"{own['drafter']}; {percent(own['acceptance_rate'])} of drafted tokens accepted", "Of a tree of drafts one path at most is accepted."],
+        ["pages", f"{own['image_pages']} of the picture, {own['text_pages']} of text", "Those of the cache at the end."],
+        ["fast memory", f"{own['fast_tokens']} tokens; {away(own)}", f"The rest lies in a file ({own['link']} link). Fast memory also takes new tokens, drafts and what is being brought in; pages are brought in layer by layer, for each forward anew."],
+        ["pages found in fast memory", percent(own["page_hit_rate"]), "Of all reads of a page by a layer, after the prompt: in place, or prefetched in time."],
+        ["prefetched", f"{own['bytes_prefetched'] / _MB:.1f} MB, of it read {own['bytes_used'] / _MB:.1f} MB; on demand {own['bytes_demanded'] / _MB:.1f} MB", "Before a layer asked, and only when it asked."],
+        ["transfers", f"{1e3 * own['transfer_s']:.0f} ms, of it waited {1e3 * own['stall_s']:.0f} ms", "The rest went on beside the computing."],
+        ["time", f"{own['seconds_of_answer']:.2f} s, of it prompt {own['prompt_s']:.2f} s; {own['dtype']}, backend {own['backend']}", "Slower than without this page: what is read is added up for it."],
     ]  # fmt: skip
     if own["image_share"] is not None:
-        rows.insert(0, ["attention on the picture", _percent(own["image_share"])])
+        rows.insert(0, ["attention on the picture", percent(own["image_share"]), "Mean over the answer's tokens, layers and heads; the rest goes to text."])  # fmt: skip
     return rows
 
 
@@ -89,13 +122,20 @@ def _sample(part: Part | None) -> Iterator[str]:
         return
     own = part.values
     yield "<h2>A sample in MMBench's form</h2>"
-    yield f"<p>{own['questions']} questions of four options (guessing gets 25 %), in {own['rows']} orders of their options; too few to rank models by.</p>"
+    yield (
+        f"<p>{own['questions']} questions of four options, {orders(own)} ({own['rows']} answers). Guessing gets 25 % of them as they "
+        f"stand{'' if own['circular'] is None else ', and 0.4 % in every order'}; too few to rank models by. "
+        "The scenes are new ones of the emoji that smol-llava learnt from, and were not chosen.</p>"
+    )
+    kinds = {"right as it stands": "vanilla", "right in every order": "circular"}
+    if own["circular"] is None:
+        kinds.popitem()
+    by_category = {**own["by_category"], "all": own}
     rows = [
-        [name, *(_percent(own["by_category"][name][kind]) for kind in ("vanilla", "circular"))]
-        for name in own["by_category"]
-    ]
-    rows.append(["all", _percent(own["vanilla"]), _percent(own["circular"])])
-    yield from _table(("", "first order", "right in every order"), rows)
+        [name.replace("_", " "), str(row["questions"]), *(percent(row[kind]) for kind in kinds.values())]
+        for name, row in by_category.items()
+    ]  # fmt: skip
+    yield from _table(("", "questions", *kinds), rows)
 
 
 def _acceptance(part: Part | None) -> Iterator[str]:
@@ -104,16 +144,30 @@ def _acceptance(part: Part | None) -> Iterator[str]:
     own = part.values
     yield f"<h2>Drafts: {_text(own['model'])}, {_text(own['drafter'])}</h2>"
     low, high = own["tau_interval"] or (None, None)
-    between = "" if low is None else f" (95 %: {_number(low, 2)} to {_number(high, 2)})"
-    places = ", ".join(_percent(share) for share in own["accepted_by_position"] or ())
+    between = "" if low is None else f" (95 %: {number(low)} to {number(high)})"
+    places = ", ".join(percent(share) for share in own["accepted_by_position"] or ())
     rows = [
-        ["tokens a forward", f"{_number(own['tau'], 2)}{between}, over {own['prompts']} prompts"],
-        ["accepted by position", places],
-        ["of proposed", _percent(own["draft_acceptance_rate"])],
-        ["tokens a second", f"{_number(own['tokens_per_s'], 1)}, plain {_number(own['plain_tokens_per_s'], 1)}: {_number(own['speedup'], 2)} times"],
-        ["texts equal to plain decoding's", f"{own['identical']} of {own['prompts']} ({own['dtype']})"],
+        ["tokens a forward", f"{number(own['tau'])}{between}, over {own['prompts']} prompts", "The prompt's forward is not counted, nor the token that it brings."],
+        ["accepted by position", places, "In how many forwards the 1st, 2nd, ... drafted token was taken."],
+        ["of proposed", percent(own["draft_acceptance_rate"]), "Of a tree of drafts one path at most is accepted."],
+        ["tokens a second", f"{number(own['tokens_per_s'], 1)}, plain {number(own['plain_tokens_per_s'], 1)}: {number(own['speedup'])} times", "After the prompt. Below 1 times drafts cost more here than they save: on a small model, often."],
+        ["texts equal to plain decoding's", f"{own['identical']} of {own['prompts']} ({own['dtype']})", _why_texts_differ(own)],
     ]  # fmt: skip
-    yield from _table(("", ""), rows)
+    yield from _table(("", "", ""), rows)
+
+
+def _why_texts_differ(own: Mapping[str, Any]) -> str:
+    if own["dtype"] == "float32":
+        return "In float32 drafts change no token."
+    return (
+        f"In {own['dtype']} a forward of several tokens rounds otherwise than forwards of one, and where two tokens are nearly as "
+        "likely the other may be taken. With --dtype float32 the texts are the same."
+    )
+
+
+def quiet_tags(drawn: str) -> str:
+    """Returns the drawing with special tokens as small tags: they are no text."""
+    return _SPECIAL.sub(r'<span class="tag">\1</span>', drawn)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -125,14 +179,6 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
     for first, *others in rows:
         yield f'<tr><th scope="row">{_text(first)}</th>{"".join(f"<td>{_text(cell)}</td>" for cell in others)}</tr>'
     yield "</tbody></table></div>"
-
-
-def _number(value: float | None, places: int) -> str:
-    return "-" if value is None else f"{value:.{places}f}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def _text(text: str) -> str:

@@ -53,19 +53,23 @@ class Demo:
         }
 
 
-def run_demo(settings: DemoSettings, say: Say, step_bar: StepBar) -> Demo:
+def run_demo(
+    settings: DemoSettings, say: Say, step_bar: StepBar, *, began: float | None = None
+) -> Demo:
     """Runs every part.
 
     Args:
         settings: how.
         say: hears what begins.
         step_bar: shows progress of the evaluations.
+        began: `time.perf_counter()` of when the command began, to count its imports; None counts from here.
     """
     import torch
 
     from oval_adapters.load_model import resolve_device
 
     begin, works = time.perf_counter(), _Works(settings, say, step_bar)
+    started = begin if began is None else began
     parts = {}
     for name, (line, work) in works.by_name().items():
         say(line)
@@ -73,7 +77,8 @@ def run_demo(settings: DemoSettings, say: Say, step_bar: StepBar) -> Demo:
         if parts[name].state == FAILED:
             say(f"{name} failed: {parts[name].reason}")
     facts = {
-        "seconds": round(time.perf_counter() - begin, 2),
+        "seconds": round(time.perf_counter() - started, 2),
+        "start_s": round(begin - started, 2),
         "quick": settings.quick,
         "threads": torch.get_num_threads(),
         "versions": versions(),
@@ -98,7 +103,10 @@ class _Works:
         """Returns what is said before each part, and the part, in order."""
         return {
             "models": ("building the models", self._models),
-            "answer": ("answering, with most pages outside of fast memory", self._answer),
+            "answer": (
+                f"answering, with {self._settings.fast_tokens} tokens in fast memory and the rest in a file",
+                self._answer,
+            ),
             "mmbench_sample": ("asking the sample in MMBench's form", self._sample),
             "acceptance": ("decoding prompts with and without drafts", self._acceptance),
         }

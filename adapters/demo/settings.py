@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -13,14 +14,50 @@ if TYPE_CHECKING:
 
     from oval_adapters.page_report.report import ReadReport
 
-__all__ = ["DONE", "FAILED", "SKIPPED", "Answer", "DemoSettings", "Part", "demo_file"]
+__all__ = ["DONE", "FAILED", "SKIPPED", "Answer", "Bundled", "DemoSettings", "Part", "bundled", "demo_file", "says_the_same"]  # fmt: skip
 
 DONE, FAILED, SKIPPED = "done", "failed", "skipped"
+_ARTICLES = ("a", "an", "the")
 
 
 def demo_file(name: str) -> Path:
     """Returns a file that ships for the demo."""
     return Path(str(resources.files("oval_adapters.assets"))) / "demo" / name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bundled:
+    """What is known about the picture that ships. It was drawn, so it is known what it shows.
+
+    Attributes:
+        question: that is asked about it.
+        answer: the right one, but for articles.
+        shows: what is there, in words.
+        tried: new pictures that were tried until the model described one rightly: this one.
+        chosen_for: the model that did.
+        seed: of the pictures.
+    """
+
+    question: str
+    answer: str
+    shows: str
+    tried: int
+    chosen_for: str
+    seed: int
+
+
+def says_the_same(answer: str, expected: str) -> bool:
+    """Returns whether two texts have the same words in the same order; articles do not count."""
+    first, second = (
+        [word for word in text.lower().split() if word not in _ARTICLES]
+        for text in (answer, expected)
+    )
+    return first == second
+
+
+def bundled() -> Bundled:
+    """Returns what is known about the picture that ships."""
+    return Bundled(**json.loads(demo_file("picture.json").read_text(encoding="utf-8")))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +67,7 @@ class DemoSettings:
     Attributes:
         text_model: embedded name, folder or hub id.
         vision_model: the same, of a LLaVA.
-        question: about the picture; None asks for a description.
+        question: about the picture; None asks what ships with it, of another picture for a description.
         picture: file; None takes the one that ships.
         dtype: of the weights.
         device: to run on.

@@ -6,15 +6,19 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oval_adapters.evaluation.mm_report import RESULTS_NAME, MMReport, Section
 from oval_core.errors import ConfigError
 from oval_mm.paired import Paired, paired
 
-__all__ = ["compare", "read_results", "with_comparison"]
+if TYPE_CHECKING:
+    from oval_mm.mmbench import Question
+
+__all__ = ["check_same_file", "compare", "read_results", "with_comparison"]
 
 _NEEDED = ("index", "group", "options", "right", "hit")
+_NOTHING_IN_COMMON = "against: the two runs have no scored question in common. Allowed: a run on the same file. Give such a one."
 
 
 def read_results(path: str | Path) -> list[dict[str, Any]]:
@@ -47,6 +51,30 @@ def read_results(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
+def check_same_file(questions: Iterable[Question], other: Iterable[Mapping[str, Any]]) -> None:
+    """Checks, before any question is asked, that another run asked some of the same, in the same orders of options.
+
+    Args:
+        questions: that are going to be asked.
+        other: rows of results of the other run.
+    Raises:
+        ConfigError: none of them can be compared, or one has other options there.
+    """
+    known = {row["index"]: row for row in other if row["hit"] is not None}
+    asked = [question for question in questions if question.index in known]
+    for question in asked:
+        _check_row(question.index, dict(question.options), question.answer, known[question.index])
+    if not asked:
+        raise ConfigError(_NOTHING_IN_COMMON)
+
+
+def _check_row(index: object, options: object, right: object, other: Mapping[str, Any]) -> None:
+    if (options, right) != (other["options"], other["right"]):
+        raise ConfigError(
+            f"against: question {index} has other options there. Allowed: a run on the same file. Give such a one."
+        )
+
+
 def compare(
     first: Iterable[Mapping[str, Any]], second: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
@@ -64,15 +92,10 @@ def compare(
         other = known.get(row["index"])
         if other is None or row["hit"] is None:
             continue
-        if any(row[name] != other[name] for name in ("options", "right")):
-            raise ConfigError(
-                f"against: question {row['index']} has other options there. Allowed: a run on the same file. Give such a one."
-            )
+        _check_row(row["index"], row["options"], row["right"], other)
         pairs.append((row, other))
     if not pairs:
-        raise ConfigError(
-            "against: the two runs have no scored question in common. Allowed: a run on the same file. Give such a one."
-        )
+        raise ConfigError(_NOTHING_IN_COMMON)
     vanilla = paired((a["hit"], b["hit"]) for a, b in pairs if a["index"] == a["group"])
     found = {"rows": len(pairs), "vanilla": vanilla.to_dict(), "circular": None}
     groups: dict[Any, list[tuple[bool, bool]]] = {}
@@ -85,14 +108,18 @@ def compare(
 
 
 def with_comparison(report: MMReport, path: Path, other: Sequence[Mapping[str, Any]]) -> MMReport:
-    """Returns a report with what its run has over another one.
+    """Returns a report with what its run has over another one; what cannot be compared after all becomes a note.
 
     Args:
         report: of this run.
         path: of the other, as the user typed it; its name is shown.
         other: rows of the other.
     """
-    found = {"name": path.name, **compare(report.results, other)}
+    try:
+        found = {"name": path.name, **compare(report.results, other)}
+    except ConfigError as error:  # every row that both have failed here: the report is worth having
+        values = {**report.values, "against": None}
+        return replace(report, values=values, notes=[*report.notes, str(error)])
     heads = ("", "questions", "this %", "other %", "only this right", "only other right", "p (McNemar)")  # fmt: skip
     rows = [_row(name, found[name]) for name in ("vanilla", "circular") if found[name] is not None]
     section = Section(title=f"Against {path.name}", heads=heads, rows=rows)

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oval_adapters.evaluation.mm_report import MMReport, Section, failures, image_facts, seconds
+from oval_adapters.evaluation.mm_report import (
+    MMReport,
+    Section,
+    budget_notes,
+    failures,
+    image_facts,
+    seconds,
+)
 from oval_adapters.evaluation.mm_run import Ask, Collected
 from oval_core.errors import ConfigError
 from oval_mm.extraction import RULES
@@ -142,7 +149,7 @@ def mmbench_report(plan: Plan, collected: Collected, settings: dict[str, Any]) -
         failed=failed,
         table=table(verdicts, circular=plan.circular, strict=plan.strict),
         sections=_sections(found, verdicts),
-        notes=list(_notes(plan, found, values)),
+        notes=[*_notes(plan, found, values), *budget_notes(collected, values)],
     )
 
 

@@ -61,6 +61,8 @@ class Asker:
             self._ways = {"custom_generate": oval.speculative, "tokenizer": processor.tokenizer}
         self.image_tokens = (0, 0)
         """Image tokens of the last question, and how many of them the decoder read."""
+        self.image_pages: int | None = None
+        """Pages that these tokens are, to be read whole or not at all; None where all are read."""
         text_config = oval.model.config.get_text_config(decoder=True)
         self._limit = getattr(text_config, "max_position_embeddings", None)
 
@@ -97,7 +99,7 @@ class Asker:
             )
         inputs = inputs.to(model.device, model.dtype)
         count = int((inputs["input_ids"] == model.config.image_token_id).sum())
-        before = self._images_read()
+        before, pages = self._images_read("tokens_read"), self._images_read("pages_seen")
         output = model.generate(
             **inputs,
             do_sample=False,
@@ -109,16 +111,16 @@ class Asker:
             pad_token_id=pad_id(model),
             **self._ways,
         )
-        after = self._images_read()
+        after = self._images_read("tokens_read")
+        self.image_pages = None if pages is None else self._images_read("pages_seen") - pages
         self.image_tokens = (count, count if before is None or after is None else after - before)
         answer: str = self._processor.tokenizer.decode(output[0, width:], skip_special_tokens=True)
         return answer.strip()
 
-    def _images_read(self) -> int | None:
-        """Returns the image tokens that prompts read so far; None where they read all."""
+    def _images_read(self, what: str) -> Any:
+        """Returns the `tokens_read` or `pages_seen` of images in prompts so far; None where they read all."""
         routing = self._oval.image_routing
-        read: int | None = None if routing is None else routing.stats()["image_tokens_read"]
-        return read
+        return None if routing is None else routing.stats()[f"image_{what}"]
 
     def _inputs(self, prompt: str, images: Sequence[Image]) -> Any:
         start = self._processor.tokenizer.bos_token

@@ -100,7 +100,7 @@ def _failures(report: MMReport) -> Iterator[str]:
         rows = [[str(row.line), row.index, row.reason] for row in report.failed[:_SHOWN_FAILURES]]
         more = len(report.failed) - len(rows)
         title = "Rows that failed" + (f" (the first {len(rows)}, {more} more)" if more else "")
-        heads = ("line", "index", "reason")
+        heads = (report.place, "index", "reason")
         yield from _section(Section(title=title, heads=heads, rows=rows, is_long=True))
 
 

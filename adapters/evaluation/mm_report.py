@@ -14,11 +14,13 @@ from typing import Any
 from oval_adapters.evaluation.mm_run import Collected
 from oval_mm.tsv import BadRow
 
-__all__ = ["FAILED_NAME", "RESULTS_NAME", "TABLE_NAME", "MMReport", "Section", "failures", "image_facts", "seconds", "write_report"]  # fmt: skip
+__all__ = ["FAILED_NAME", "RESULTS_NAME", "TABLE_NAME", "MMReport", "Section", "budget_notes", "failures", "image_facts", "seconds", "write_report"]  # fmt: skip
 
 RESULTS_NAME = "results.jsonl"
 FAILED_NAME = "failed_rows.jsonl"
 TABLE_NAME = "report.csv"
+_FAR = 0.03
+"""Share of the image tokens by which what is read may differ from the budget without a word."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +52,7 @@ class MMReport:
         table: in VLMEvalKit's form, a row a split; empty where there is none.
         sections: tables.
         notes: what the figures leave out.
+        place: what `line` of the failed rows counts: see `oval_mm.vqa_files.VQAFile`.
     """
 
     title: str
@@ -59,6 +62,7 @@ class MMReport:
     table: Sequence[Mapping[str, Any]]
     sections: Sequence[Section]
     notes: Sequence[str]
+    place: str = "line"
 
 
 def failures(bad: Sequence[BadRow], collected: Collected, lines: Mapping[str, int]) -> list[BadRow]:
@@ -99,6 +103,29 @@ def image_facts(collected: Collected, settings: Mapping[str, Any]) -> dict[str, 
         "image_tokens": sum(row.image_tokens or 0 for row in known),
         "image_tokens_read": sum(row.image_tokens_read or 0 for row in known),
     }
+
+
+def budget_notes(collected: Collected, values: Mapping[str, Any]) -> list[str]:
+    """Returns a note where pages are so few that what was read is far from what was asked for.
+
+    Args:
+        collected: of the run.
+        values: with those of `image_facts`.
+    """
+    rows = [row for row in collected.rows if row.image_tokens and row.image_pages]
+    budget = values["image_budget"]
+    if not rows or budget is None:
+        return []
+    total = sum(row.image_tokens or 0 for row in rows)
+    read = sum(row.image_tokens_read or 0 for row in rows) / total
+    asked = budget if isinstance(budget, float) else sum(min(budget, row.image_tokens or 0) for row in rows) / total  # fmt: skip
+    if abs(read - asked) <= _FAR:
+        return []
+    pages = sum(row.image_pages or 0 for row in rows) / len(rows)
+    return [
+        f"{read:.0%} of the image tokens were read where {asked:.0%} were asked for: a question has {pages:.3g} image pages, each "
+        "is read whole or not at all; a smaller --tile makes more of them"
+    ]
 
 
 def write_report(folder: Path, report: MMReport) -> list[Path]:

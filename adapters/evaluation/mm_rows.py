@@ -27,6 +27,7 @@ class AnswerRow:
         seconds: for images, prompt and answer.
         image_tokens: that its images have; None where it could not be asked.
         image_tokens_read: of these, what the decoder read.
+        image_pages: that its images have; None where all are read.
     """
 
     unit: int
@@ -37,6 +38,7 @@ class AnswerRow:
     seconds: float
     image_tokens: int | None = None
     image_tokens_read: int | None = None
+    image_pages: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, ready for JSON."""
@@ -51,8 +53,16 @@ class AnswerRow:
 class KeptAnswers(KeptRows):
     """Answers in a folder, a line each. The names of its files never come from the data."""
 
-    def __init__(self, folder: Path, stamp: str, *, resume: bool, rank: int = 0) -> None:
-        super().__init__(folder, stamp, resume=resume, rank=rank)
+    def __init__(
+        self,
+        folder: Path,
+        stamp: str,
+        *,
+        resume: bool,
+        rank: int = 0,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(folder, stamp, resume=resume, rank=rank, settings=settings)
         self._answers = folder
 
     def read(self) -> list[AnswerRow]:  # type: ignore[override]

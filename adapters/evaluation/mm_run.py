@@ -8,14 +8,19 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oval_adapters.evaluation.mm_rows import AnswerRow, KeptAnswers
 from oval_adapters.evaluation.ranks import Ranks
 from oval_core.config import OvalConfig
-from oval_core.errors import ConfigError, OvalError
+from oval_core.errors import (
+    BackendUnavailableError,
+    ConfigError,
+    OvalError,
+    UnsupportedModelError,
+)
 from oval_mm.pictures import PictureError
 
 if TYPE_CHECKING:
@@ -27,6 +32,10 @@ __all__ = ["Ask", "Collected", "MMSettings", "StepBar", "ask_all", "collect"]
 
 StepBar = Callable[[], AbstractContextManager[Callable[[str, int, int], None]]]
 """Opens a bar; what it gives is told the label, how many are done, and of how many."""
+
+
+_ENDS_A_RUN = (ConfigError, UnsupportedModelError, BackendUnavailableError)
+"""Faults of the settings or the model: every other row would fail by them too, and none is to blame."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +75,11 @@ class MMSettings:
         limit = self._image_budget()
         return facts if limit is None else {**facts, "image_budget": limit}
 
+    def told(self) -> dict[str, Any]:
+        """Returns the same with each setting of OVAL by its own name, to say what differs between two runs."""
+        own = {name: value for name, value in self.to_dict().items() if name != "image_budget"}
+        return {**own, "config": asdict(self.config), "downsample": self.downsample}
+
     def _image_budget(self) -> dict[str, Any] | None:
         """Returns what part of images is read, by whose choice; None for all."""
         vision = self.config.vision
@@ -73,7 +87,8 @@ class MMSettings:
             return {"budget": self.downsample, "router": "downsample"}
         if vision is None or not vision.limits_images:
             return None
-        budget = vision.budget if vision.budget_tokens is None else vision.budget_tokens
+        share = vision.budget
+        budget = vision.budget_tokens if share is None else float(share)
         return {"budget": budget, "router": Path(vision.router).name, "seed": vision.seed}
 
 
@@ -119,15 +134,21 @@ def ask_all(asker: Asker, asks: Sequence[tuple[int, Ask]]) -> Iterator[AnswerRow
     Args:
         asker: the model.
         asks: unit and question.
+
+    Raises:
+        ConfigError: the settings do not go with the model; such errors are no row's fault.
     """
     for unit, ask in asks:
         begin = time.perf_counter()
         prompt, answer, reason = ask.text, None, None
         tokens: tuple[int | None, int | None] = (None, None)
+        pages = None
         try:
             prompt = asker.prompt(ask.text, len(ask.pictures))
             answer = asker.answer(prompt, [ask.load(name) for name in ask.pictures])
-            tokens = asker.image_tokens
+            tokens, pages = asker.image_tokens, asker.image_pages
+        except _ENDS_A_RUN:
+            raise
         except (PictureError, OvalError) as error:
             reason = " ".join(str(error).split())
         seconds = time.perf_counter() - begin
@@ -140,6 +161,7 @@ def ask_all(asker: Asker, asks: Sequence[tuple[int, Ask]]) -> Iterator[AnswerRow
             seconds=seconds,
             image_tokens=tokens[0],
             image_tokens_read=tokens[1],
+            image_pages=pages,
         )
 
 
@@ -170,18 +192,19 @@ def collect(
     check_vision_model(settings.model)
     kept, done = None, []
     if out is not None:
-        kept = KeptAnswers(out, _stamp(settings, asks), resume=resume, rank=us.index)
+        stamp, told = _stamp(settings, asks), settings.told()
+        kept = KeptAnswers(out, stamp, resume=resume, rank=us.index, settings=told)
         done = kept.read()
     us.gather([])  # nobody writes before all have read
     known = {row.unit for row in done}
     left = [(unit, ask) for unit, ask in enumerate(asks) if unit not in known]
     rows: list[AnswerRow] = []
-    facts = _facts(settings)
+    facts = {**_facts(settings), **({} if kept is None else kept.facts)}
     if left:
         mine = us.share(left)
         with _asker(settings) as (asker, facts):
             if kept is not None:
-                kept.open()
+                kept.open({name: facts[name] for name in ("dtype", "backend")})
             with contextlib.suppress(KeyboardInterrupt), step_bar() as step:
                 for row in ask_all(asker, mine):
                     if kept is not None:

@@ -7,7 +7,14 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from oval_adapters.evaluation.mm_report import MMReport, Section, failures, image_facts, seconds
+from oval_adapters.evaluation.mm_report import (
+    MMReport,
+    Section,
+    budget_notes,
+    failures,
+    image_facts,
+    seconds,
+)
 from oval_adapters.evaluation.mm_run import Ask, Collected
 from oval_mm.pictures import read_picture
 from oval_mm.prompts import short_answer_prompt
@@ -64,7 +71,6 @@ def vqa_report(
         by_kind.setdefault(kind, []).append(point)
     every = [point for _, point in points]
     failed = failures(file.bad_rows, collected, {q.name: q.line for q in questions})
-    odd = sum(len(q.answers) not in (0, FULL_ANSWERS) for q in asked)
     values = {
         "questions": len(every),
         "accuracy": statistics.fmean(every) if every else None,
@@ -76,7 +82,7 @@ def vqa_report(
         **image_facts(collected, settings),
         "failures": [{"line": row.line, "index": row.index, "reason": row.reason} for row in failed],
         "unscored_rows": sum(not question.answers for question in asked),
-        "without_ten_answers": odd,
+        "without_ten_answers": sum(len(q.answers) not in (0, FULL_ANSWERS) for q in asked),
         "data": name,
         "scorer": "strict" if strict else "soft accuracy",
         "whole": collected.whole,
@@ -91,7 +97,8 @@ def vqa_report(
         failed=failed,
         table=[],
         sections=_sections(values, collected, asked, scored),
-        notes=_notes(values, len(questions)),
+        notes=[*_notes(values, len(questions)), *budget_notes(collected, values)],
+        place=file.place,
     )
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from oval_adapters.routing.resolve import model_facts
-from oval_core.errors import ConfigError
+from oval_core.errors import ConfigError, did_you_mean
 from oval_core.speculation_config import SpeculationConfig
 from oval_spec.choices import tree_named
 from oval_spec.drafter import Drafter, NullDrafter
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from oval_adapters.attachment import Attachment
     from oval_spec.heads.drafter import HeadsDrafter
 
-__all__ = ["MadeDrafter", "base_facts", "create_drafter", "shipped_heads"]
+__all__ = ["MadeDrafter", "base_facts", "check_drafter_names", "create_drafter", "shipped_heads"]
 
 _log = logging.getLogger(__name__)
 HEADS_CONFIG = "oval_heads.json"
@@ -64,8 +64,7 @@ def create_drafter(
     Raises:
         ConfigError: heads or a draft model are missing, or belong to another model.
     """
-    if config.tree != "auto":
-        tree_named(config.tree)  # a name that is wrong is told whoever drafts
+    check_drafter_names(config)
     name = config.drafter
     if name == "auto":
         known = _heads_folder(attachment.model, config)
@@ -78,6 +77,22 @@ def create_drafter(
         model = attachment.model
         return MadeDrafter(load_draft_model(config.draft_model, model, tokenizer, config.depth))
     return _MAKERS[name](attachment, config)
+
+
+def check_drafter_names(config: SpeculationConfig) -> None:
+    """Checks tree and heads, whoever drafts; knows no model and loads nothing.
+
+    Raises:
+        ConfigError: one of them is neither a name nor a folder.
+    """
+    if config.tree != "auto":
+        tree_named(config.tree)
+    shipped, name = shipped_heads(), config.heads
+    if name != "auto" and name not in shipped and not Path(name).expanduser().is_dir():
+        raise ConfigError(
+            f"speculation.heads: got {name!r}, no folder; {did_you_mean(name, ['auto', *shipped])} Or a folder with heads, as "
+            "`oval train medusa` writes it."
+        )
 
 
 def base_facts(model: PreTrainedModel) -> BaseFacts:

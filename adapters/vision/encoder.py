@@ -17,6 +17,7 @@ from oval_adapters.vision.feature_cache import (
     image_key,
     weights_stamp,
 )
+from oval_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,8 +65,16 @@ class ImageEncoder:
             The output, and what is known of it. With all images new the output is the model's own; with some known it has
             no more than `pooler_output`, which is all that models read of encoded images. None where the caller asked for
             a tuple.
+        Raises:
+            ConfigError: pixels of one image without the dimension of images.
         """
         named = self._names(args, kwargs)
+        pixels = named.get("pixel_values")
+        if isinstance(pixels, torch.Tensor) and pixels.ndim < 4:
+            raise ConfigError(
+                f"pixel_values: got shape {tuple(pixels.shape)}. Allowed: an image each, as the processor makes them, such as "
+                "[images, 3, height, width]. Add the first dimension with pixels[None]."
+            )
         if named.get("return_dict", self._body.config.return_dict) is False:
             return original(*args, **kwargs), None
         keys = self._keys(named)

@@ -32,12 +32,14 @@ class PrefillCounters:
     """What was read of images, over all caches.
 
     Attributes:
+        image_pages_seen: image pages of prompts.
         image_tokens_seen: image tokens of prompts.
         image_tokens_read: of those, what the decoder read at once.
         image_tokens_materialised: of the others, what it read later.
         router_seconds: time that choosing took.
     """
 
+    image_pages_seen: int = 0
     image_tokens_seen: int = 0
     image_tokens_read: int = 0
     image_tokens_materialised: int = 0
@@ -115,6 +117,8 @@ class PrefillChoice:
             for row in rows
             for part in _of(prompt, row)
         )
+        parts = [part for row in rows for part in _of(prompt, row) if part.first == 0]
+        self.counters.image_pages_seen += sum(len(_tiles(part.view.grid, self._tile)) for part in parts)  # fmt: skip
         self.counters.image_tokens_seen += seen
         self.counters.image_tokens_read += seen - sum(len(own.unread) for own in chosen)
         return chosen

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer
 
-from oval_adapters.clip.load import load_clip
+from oval_adapters.clip.load import check_clip, load_clip
 from oval_adapters.clip.page_vectors import ImagePageVectors, TextPageVectors
 from oval_adapters.vision.prefill_choice import PrefillChoice
 from oval_adapters.vision.prefill_clip import PromptVectors
@@ -21,7 +21,7 @@ from oval_mm.page_choice import ImagePageScorer, create_scorer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["create_choice", "prompt_vectors"]
+__all__ = ["check_image_clip", "create_choice", "prompt_vectors"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +45,19 @@ def create_choice(config: VisionConfig, model: PreTrainedModel) -> PrefillChoice
     return PrefillChoice(budget, scorer, config.tile, _vectors(config, scorer, model))
 
 
+def check_image_clip(config: VisionConfig | None) -> None:
+    """Checks, before a model is read, the CLIP of a router that needs one, where images are read in part.
+
+    Raises:
+        ConfigError: none is named, or none of that name is there.
+        UnsupportedModelError: its patches do not lie in the joint space.
+    """
+    if config is None or not config.limits_images:
+        return
+    if config.router == "clip" or (config.router == "auto" and config.clip is not None):
+        check_clip(_clip_of(config))
+
+
 def prompt_vectors(model: PreTrainedModel, clip: Any, tokenizer: Any) -> PromptVectors:
     """Returns the vectors of prompts by a CLIP (`oval_mm.clip.embedder.ClipEmbedder`) and the decoder's tokenizer."""
     images = ImagePageVectors(model, clip)
@@ -58,11 +71,7 @@ def _vectors(
 ) -> PromptVectors | None:
     if not scorer.needs_clip:
         return None
-    if config.clip is None:
-        raise ConfigError(
-            "vision.clip: got null with router 'clip'. Allowed: a CLIP of transformers, or open_clip:ARCHITECTURE[,WEIGHTS]. "
-            "Name one, or choose another router."
-        )
+    clip = _clip_of(config)
     name = model.config.name_or_path
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
@@ -71,7 +80,16 @@ def _vectors(
             f"vision.router: 'clip' reads the words of questions, and {name!r} has no tokenizer ({error}). Allowed: a model "
             "folder with its tokenizer. Save it there, or choose another router."
         ) from error
-    return prompt_vectors(model, load_clip(config.clip), tokenizer)
+    return prompt_vectors(model, load_clip(clip), tokenizer)
+
+
+def _clip_of(config: VisionConfig) -> str:
+    if config.clip is None:
+        raise ConfigError(
+            "vision.clip: got null with router 'clip'. Allowed: a CLIP of transformers, or open_clip:ARCHITECTURE[,WEIGHTS]. "
+            "Name one, or choose another router."
+        )
+    return config.clip
 
 
 def _fusion(folder: str, model: PreTrainedModel) -> FusionRouter:

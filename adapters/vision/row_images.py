@@ -35,6 +35,12 @@ class RowImage:
     features: torch.Tensor
     hidden: torch.Tensor | None
 
+    def __repr__(self) -> str:
+        """Tells sizes of tensors, not their numbers."""
+        hidden = None if self.hidden is None else list(self.hidden.shape)
+        shapes = f"features={list(self.features.shape)}, hidden={hidden}"
+        return f"RowImage({self.span}, {len(self.pages)} pages, {shapes})"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seen:

@@ -17,6 +17,7 @@ from oval_adapters.patch import Patch
 from oval_adapters.vision.encoder import Encoded, ImageEncoder
 from oval_adapters.vision.feature_cache import ImageFeatures
 from oval_adapters.vision.placement import Parts, cut_parts, place_images, place_runs
+from oval_core.errors import ConfigError, OvalError
 from oval_core.metrics import CacheCounters
 from oval_core.vision_config import VisionConfig
 
@@ -167,13 +168,30 @@ class Vision:
             cache = named.get("cache", named.get("past_key_values"))
             before = self._thread.body
             sees = isinstance(cache, OvalCache) and not cache.is_held
-            self._thread.body = _BodyCall(named) if sees else None
+            self._thread.body = call = _BodyCall(named) if sees else None
             try:
                 return original(*args, **kwargs)
+            except ValueError as error:
+                if call is not None and not isinstance(error, OvalError):
+                    self._check_counts(call)
+                raise
             finally:
                 self._thread.body = before
 
         return forward
+
+    def _check_counts(self, call: _BodyCall) -> None:
+        """Says of a forward that failed whether text and images disagree, in tokens: the model counts features times C."""
+        sizes = [len(tensor) for tensor in self._features(call)]
+        ids, embeds = call.named.get("input_ids"), call.named.get("inputs_embeds")
+        if not sizes or (ids is None and embeds is None):
+            return
+        count = int(self._mask(ids, embeds).sum())
+        if count != sum(sizes):
+            raise ConfigError(
+                f"images: got {count} image tokens in the text, and features of {sum(sizes)} tokens from {len(sizes)} images. "
+                "Allowed: as many of both. Make text and pixels by one call of the processor."
+            )
 
     def _features(self, call: _BodyCall) -> list[torch.Tensor]:
         """Returns the features that the running forward puts in place of image tokens."""

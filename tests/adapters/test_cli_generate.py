@@ -56,6 +56,15 @@ def test_oval_gives_what_hugging_face_gives(folder: Path) -> None:
     assert as_json(*sampled)["text"] == as_json(*sampled, "--no-oval")["text"] != plain["text"]
 
 
+def test_a_text_without_a_flag_is_the_prompt(folder: Path) -> None:
+    call = ("--model", folder, "--max-new-tokens", 4, *FAST)
+    assert as_json("abc", *call)["text"] == as_json("--prompt", "abc", *call)["text"]
+    assert as_json(*call, "abc")["prompt_tokens"] == 3
+    for flag, word in (("--prompt", "got a text and --prompt"), ("--chat", "--prompt and --chat")):
+        refused = run("abc", flag, "x", *call)
+        assert (refused.exit_code, word in refused.stderr) == (2, True), refused.output
+
+
 def test_streamed_text_is_the_text(folder: Path) -> None:
     call = ("--model", folder, "--prompt", "abc", "--max-new-tokens", 12, *FAST)
     text = as_json(*call)["text"]

@@ -157,6 +157,17 @@ def test_a_folder_of_another_run_is_refused(rows: list[Row], tmp_path: Path) -> 
         KeptRows(tmp_path, "stamp", resume=False)
     with pytest.raises(ConfigError, match="other prompts or settings"):
         KeptRows(tmp_path, "other", resume=True)
+    made = KeptRows(tmp_path, "stamp", resume=True, settings={"a": {"b": (1,), "c": 2}, "d": 3})
+    made.open({"dtype": "float32"})
+    same = {"a": {"b": (1,), "c": 2}, "d": 3}
+    for settings, told in (
+        ({"a": {"b": (1,), "c": 5}, "e": 3}, r"\(a\.c 2 there, 5 here; d 3 there, None here; e None there, 3 here\)"),
+        (same, r"\(the prompts differ, not the settings\)"),
+        ({}, "other prompts or settings. Allowed"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=told):
+            KeptRows(tmp_path, "other", resume=True, settings=settings)
+    assert KeptRows(tmp_path, "stamp", resume=True, settings=same).facts == {"dtype": "float32"}
     (tmp_path / "run.json").write_text("{", encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be read"):
         KeptRows(tmp_path, "stamp", resume=True)

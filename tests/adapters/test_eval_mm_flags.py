@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 from oval_adapters.cli.app import create_app
 from oval_adapters.cli.vision_options import VisionOptions, parse_budget
+from oval_adapters.evaluation import mm_model, mm_page, mm_run
 from oval_adapters.evaluation.mm_against import compare, read_results
 from oval_core.config import OvalConfig
 from oval_core.errors import ConfigError
@@ -108,6 +109,88 @@ def test_what_was_read_outlives_a_resumed_run(
     assert [row["image_tokens_read"] for row in rows] == [2, 2]
     other = run("mmbench", model, data, *flags[:3], "1", *flags[4:], "--resume")
     assert other.exit_code == 2, "another budget is another run"
+    assert "(config.vision.budget_tokens 2 there, 1 here)" in other.stderr
+
+
+def test_a_folder_that_is_scored_anew_keeps_what_is_known_of_its_run(
+    model: Path, data: Path, tmp_path: Path
+) -> None:
+    flags = ("--dtype", "auto", "--out", tmp_path / "out")
+    first = report_of(run("mmbench", model, data, *flags))
+    again = report_of(run("mmbench", model, data, *flags, "--resume", "--strict"))
+    assert first["dtype"] != "auto"
+    assert [again[name] for name in ("dtype", "backend")] == [first[name] for name in ("dtype", "backend")]  # fmt: skip
+    fewer = run("mmbench", model, data, *flags, "--resume", "--limit", 1)
+    assert "(the prompts differ, not the settings)" in fewer.stderr
+
+
+@pytest.mark.parametrize("command", ["mmbench", "vqa"])
+def test_a_page_that_cannot_be_written_is_refused_before_a_question(
+    model: Path, data: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mm_run, "collect", _never)
+    for flags, word in ((("--html", tmp_path), "html: got"), (("--out", data), "out: got")):
+        result = run(command, model, data, *flags)
+        assert (result.exit_code, word in result.stderr) == (2, True), result.output
+
+
+def test_the_report_is_out_before_its_page_is_written(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "a.html"
+    monkeypatch.setattr(mm_page, "render_mm_page", lambda report: page.mkdir() or "")
+    result = run("mmbench", model, data, "--html", page, "--out", tmp_path / "out")
+    assert (result.exit_code, "html: cannot write" in result.stderr) == (2, True)
+    assert json.loads(result.stdout.splitlines()[-1])["rows"] == 2
+    assert len(read_results(tmp_path / "out")) == 2
+
+
+def test_smaller_pages_and_a_note_where_pages_are_few(model: Path, data: Path) -> None:
+    few = run("mmbench", model, data, "--budget", "33%", "--tile", 2)
+    report = report_of(few)
+    assert report["image_tokens_read"] == report["image_tokens"], "one page a picture, kept"
+    assert "100% of the image tokens were read where 33% were asked for: a question has 1 image pages" in few.stderr  # fmt: skip
+    more = run("mmbench", model, data, "--budget", "50%", "--tile", 1)
+    assert report_of(more)["image_tokens_read"] == 4
+    assert "were asked for" not in more.stderr
+    for tile in (0, 6):
+        assert "vision.tile" in run("mmbench", model, data, "--tile", tile).stderr
+
+
+def test_settings_at_fault_end_the_run_and_blame_no_row(
+    model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> str:
+        raise ConfigError("speculation.tree: got 'zz'. Allowed: auto. Name it.")
+
+    monkeypatch.setattr(mm_model.Asker, "answer", fail)
+    result = run("mmbench", model, data)
+    assert result.exit_code == 2
+    assert "error: speculation.tree" in result.stderr
+    assert "Mend the file" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (("--budget", "1", "--router", "nope"), "vision.router: got 'nope'"),
+        (("--budget", "1", "--router", "/tmp/nowhere"), "fusion router /tmp/nowhere"),
+        (("--budget", "1", "--router", "clip"), "vision.clip: got null"),
+        (("--budget", "1", "--router", "clip", "--clip", "nosuch"), "vision.clip: 'nosuch'"),
+        (("--budget", "133%"), "at most 100%"),
+        (("--spec", "ngram", "--tree", "zz"), "speculation.tree: got 'zz'"),
+        (("--spec", "medusa", "--heads", "nosuch"), "speculation.heads: got 'nosuch'"),
+    ],
+)
+def test_names_are_checked_before_the_model_is_looked_for(
+    tmp_path: Path, data: Path, flags: tuple[str, ...], word: str
+) -> None:
+    result = run("mmbench", tmp_path / "no model", data, *flags)
+    assert (result.exit_code, word in result.stderr) == (2, True), result.output
+
+
+def _never(*arguments: object, **named: object) -> None:
+    raise AssertionError("the questions were asked")
 
 
 def test_the_downsampling_control_reads_all_of_a_coarser_picture(model: Path, data: Path) -> None:
@@ -171,7 +254,9 @@ def test_unknown_routers_are_told(model: Path, data: Path) -> None:
     assert "uniform" in result.stderr
 
 
-def test_against_an_earlier_run(model: Path, data: Path, tmp_path: Path) -> None:
+def test_against_an_earlier_run(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     report_of(run("mmbench", model, data, "--out", tmp_path / "a", "--circular"))
     result = run("mmbench", model, data, "--circular", "--against", tmp_path / "a")
     report = report_of(result)
@@ -181,6 +266,13 @@ def test_against_an_earlier_run(model: Path, data: Path, tmp_path: Path) -> None
     assert found["vanilla"]["p_value"] == 1.0
     assert found["vanilla"]["first"] == report["vanilla"]
     assert "against a" in result.stderr
+    with monkeypatch.context() as patched:
+        patched.setattr(mm_run, "collect", _never)
+        others = tmp_path / "others.jsonl"
+        for changes, word in (({"options": {"A": "y"}}, "other options there"), ({"index": 9}, "no scored question")):  # fmt: skip
+            others.write_text(json.dumps({**read_results(tmp_path / "a")[0], **changes}) + "\n", encoding="utf-8")  # fmt: skip
+            refused = run("mmbench", model, data, "--circular", "--against", others)
+            assert (refused.exit_code, word in refused.stderr) == (2, True), refused.output
     missing = run("mmbench", model, data, "--against", tmp_path / "none.jsonl")
     assert missing.exit_code == 2
     assert "against: cannot read" in missing.stderr

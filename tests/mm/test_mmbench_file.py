@@ -82,9 +82,12 @@ def test_texts_that_pandas_takes_for_nothing(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"index": "../../etc/x"}, "index '../../etc/x' is no whole number"),
-        ({"index": "-1"}, "index '-1' is no whole number"),
-        ({"index": "1.5"}, "index '1.5' is no whole number"),
+        (
+            {"index": "../../etc/x"},
+            "index '../../etc/x' is no whole number from 0 up to 999999999999999",
+        ),
+        ({"index": "-1"}, "index '-1' is no whole number from 0 up to 999999999999999"),
+        ({"index": "1.5"}, "index '1.5' is no whole number from 0 up to 999999999999999"),
         ({"index": "7.0"}, "index 7 is on line 2 already"),
         ({"index": 8, "question": ""}, "no question"),
         ({"index": 8, "A": "", "B": ""}, "no option"),
@@ -93,7 +96,10 @@ def test_texts_that_pandas_takes_for_nothing(tmp_path: Path, text: str) -> None:
         ({"index": 8, "image": ""}, "no image"),
         ({"index": 8, "image": "99"}, "image refers to row 99, which is no row with an image"),
         ({"index": 8, "image": "9"}, "image refers to row 9, which refers to another row"),
-        ({"index": 8, "image": "../x.png"}, "image '../x.png' is no whole number"),
+        (
+            {"index": 8, "image": "../x.png"},
+            "image '../x.png' is no whole number from 0 up to 999999999999999",
+        ),
         ({"index": 8, "image": "[" + "x" * 80 + "]"}, "image is a list that cannot be read"),
         ({"index": 8, "image": str([1] * 40)}, "image is a list, but not of images"),
     ],

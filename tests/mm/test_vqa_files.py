@@ -108,6 +108,17 @@ def test_bad_rows_are_named_and_reading_goes_on(folder: Path, row: Any, reason: 
     assert reason in bad.reason
 
 
+def test_a_list_on_one_line_has_entries(folder: Path) -> None:
+    path = folder / "images" / "t.json"
+    path.write_text(json.dumps([GOOD, GOOD]), encoding="utf-8")
+    file = read_vqa(path)
+    assert (file.place, file.bad_rows[0].line) == ("entry", 2)
+    assert file.bad_rows[0].reason == "id 1 is on entry 1 already"
+    with pytest.raises(ConfigError, match="the first entry 2: id 1 is on entry 1"):
+        read_vqa(path, strict=True)
+    assert rows(folder, GOOD).place == "line"
+
+
 def test_links_may_not_lead_out_either(folder: Path) -> None:
     (folder / "images" / "link.jpg").symlink_to(folder / "secret.jpg")
     file = rows(folder, GOOD, {**GOOD, "question_id": 2, "image": "link.jpg"})
