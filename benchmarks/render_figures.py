@@ -64,11 +64,21 @@ def keep_record(name: str, argv: list[str], output: Path | None = None) -> None:
         text=True,
         cwd=ROOT,
     )
-    result = json.loads(printed.strip().splitlines()[-1])
+    result = _without_places(json.loads(printed.strip().splitlines()[-1]))
     command = shlex.join(argv).replace(f"{ROOT}/", "")  # no place of this machine
     record = {"command": command, "commit": commit.stdout.strip(), "result": result}
     RECORDS.mkdir(parents=True, exist_ok=True)
     (RECORDS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _without_places(value: Any) -> Any:
+    """Returns a result whose absolute paths are cut to their last part: a record tells no place of a machine."""
+    if isinstance(value, dict):
+        return {key: _without_places(own) for key, own in value.items()}
+    if isinstance(value, list):
+        return [_without_places(own) for own in value]
+    is_place = isinstance(value, str) and "\n" not in value and Path(value).is_absolute()
+    return Path(value).name if is_place else value
 
 
 def render(page: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from pathlib import Path
 from typing import Any
 
+import torch
+from PIL import Image
 from tiny_models import IMAGE_TOKEN, build
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
@@ -44,3 +48,12 @@ def save_llava(folder: Path, template: str | None = TEMPLATE, **changes: Any) ->
     settings = {"vocab_size": len(words), "max_position_embeddings": 2048, **changes}
     build("llava", **settings).save_pretrained(folder)
     return folder
+
+
+def png_text(seed: int, size: tuple[int, int] = (16, 16)) -> str:
+    """Returns a picture of noise, rows by columns, as tables of MMBench's form hold it: PNG in base64."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (*size, 3), generator=generator, dtype=torch.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels.numpy()).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()

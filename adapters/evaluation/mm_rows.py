@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from oval_adapters.evaluation.kept_rows import KeptRows
@@ -53,22 +52,10 @@ class AnswerRow:
 class KeptAnswers(KeptRows):
     """Answers in a folder, a line each. The names of its files never come from the data."""
 
-    def __init__(
-        self,
-        folder: Path,
-        stamp: str,
-        *,
-        resume: bool,
-        rank: int = 0,
-        settings: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(folder, stamp, resume=resume, rank=rank, settings=settings)
-        self._answers = folder
-
     def read(self) -> list[AnswerRow]:  # type: ignore[override]
         """Returns the rows of all processes, by unit. A line that was cut off does not count."""
         rows: dict[int, AnswerRow] = {}
-        for path in sorted(self._answers.glob("rows-*.jsonl")):
+        for path in sorted(self._folder.glob("rows-*.jsonl")):
             whole = path.read_bytes().split(b"\n")[:-1]
             for number, line in enumerate(whole, start=1):
                 try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import io
 import itertools
 import json
 from collections.abc import Iterator
@@ -14,8 +12,6 @@ from typing import Any
 import pytest
 import tiny_llava
 import tiny_models
-import torch
-from PIL import Image
 from typer.testing import CliRunner, Result
 
 from oval_adapters.cli.app import create_app
@@ -39,14 +35,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llava.save_llava(tmp_path_factory.mktemp("llava"))
 
 
-def image(seed: int) -> str:
-    generator = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 256, (16, 16, 3), generator=generator, dtype=torch.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels.numpy()).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "tiny.tsv"
@@ -54,7 +42,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         writer = csv.DictWriter(file, COLUMNS, delimiter="\t", lineterminator="\n")
         writer.writeheader()
         for index in (1, 2):
-            cells = {"A": "cat", "B": "dog", "answer": "A", "category": "x", "image": image(index)}
+            cells = {
+                "A": "cat",
+                "B": "dog",
+                "answer": "A",
+                "category": "x",
+                "image": tiny_llava.png_text(index),
+            }
             writer.writerow({"index": index, "question": "What is it?", **cells})
     return path
 
@@ -208,7 +202,7 @@ def test_speculation_gives_the_same_answers(model: Path, data: Path, tmp_path: P
 
 def test_vqa_has_the_flags_too(model: Path, tiles: Path, tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
-    row = {"question": "What?", "answer": "cat", "image": image(5), "question_id": 1}
+    row = {"question": "What?", "answer": "cat", "image": tiny_llava.png_text(5), "question_id": 1}
     path.write_text(json.dumps(row) + "\n", encoding="utf-8")
     flags = ("--config", tiles, "--budget", "1", "--router", "uniform", "--spec", "ngram")
     report = report_of(run("vqa", model, path, *flags))

@@ -2,7 +2,6 @@
 
 import base64
 import csv
-import io
 import json
 import os
 import socket
@@ -15,8 +14,6 @@ from typing import Any
 import pytest
 import tiny_llava
 import tiny_models
-import torch
-from PIL import Image
 from typer.testing import CliRunner, Result
 
 from oval_adapters.cli.app import create_app
@@ -37,14 +34,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llava.save_llava(tmp_path_factory.mktemp("llava"))
 
 
-def image(seed: int) -> str:
-    generator = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 256, (18, 20, 3), generator=generator, dtype=torch.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels.numpy()).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
-
-
 def row(number: int, **changes: Any) -> dict[str, Any]:
     values = {
         "index": number,
@@ -53,7 +42,7 @@ def row(number: int, **changes: Any) -> dict[str, Any]:
         "B": "dog",
         "answer": "A",
         "category": ("ocr", "image_scene")[number % 2],
-        "image": image(number),
+        "image": tiny_llava.png_text(number, (18, 20)),
         "l2-category": "coarse_perception",
         "split": "dev",
     }

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import importlib
-import io
 import json
 import sys
 from collections.abc import Iterator
@@ -16,8 +14,6 @@ from typing import Any
 import pytest
 import tiny_llava
 import tiny_models
-import torch
-from PIL import Image
 from transformers import AutoConfig
 
 from oval_core.errors import ConfigError
@@ -41,14 +37,6 @@ def bench() -> Iterator[SimpleNamespace]:
     sys.path.remove(str(BENCHMARKS))
 
 
-def image(seed: int) -> str:
-    generator = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 256, (16, 16, 3), generator=generator, dtype=torch.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels.numpy()).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("budgets")
@@ -59,7 +47,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
             writer = csv.DictWriter(file, columns, delimiter="\t", lineterminator="\n")
             writer.writeheader()
             for index in range(4):
-                pictures = [image(10 * index + own) for own in range(count)]
+                pictures = [tiny_llava.png_text(10 * index + own) for own in range(count)]
                 cells = {"A": "cat", "B": "dog", "answer": "AB"[index % 2], "category": "xy"[index // 2]}  # fmt: skip
                 shown = pictures[0] if count == 1 else str(pictures)
                 writer.writerow({"index": index, "question": f"What {index}?", **cells, "image": shown})  # fmt: skip

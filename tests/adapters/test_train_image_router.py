@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 import tiny_llava
 import tiny_models
 import torch
-from PIL import Image
 from transformers import AutoProcessor, CLIPConfig, CLIPModel
 from typer.testing import CliRunner, Result
 
@@ -37,14 +34,6 @@ COLUMNS = ["index", "question", "A", "B", "answer", "image"]
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
     yield from tiny_models.one_thread()
-
-
-def image(seed: int) -> str:
-    generator = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 256, (16, 16, 3), generator=generator, dtype=torch.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels.numpy()).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
 
 
 def save_clip(folder: Path, llava: Path) -> Path:
@@ -70,7 +59,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         writer = csv.DictWriter(file, COLUMNS, delimiter="\t", lineterminator="\n")
         writer.writeheader()
         for index in range(8):
-            pictures = image(index // 2) if index < 6 else str([image(20 + index), image(21)])
+            pictures = (
+                tiny_llava.png_text(index // 2)
+                if index < 6
+                else str([tiny_llava.png_text(20 + index), tiny_llava.png_text(21)])
+            )
             writer.writerow({"index": index, "question": f"What {index}?", "A": "cat", "B": "dog", "answer": "A", "image": pictures})  # fmt: skip
         writer.writerow({"index": 9, "question": "Bad?", "A": "cat", "image": "no picture" * 20})
     return SimpleNamespace(
