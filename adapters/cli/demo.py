@@ -84,10 +84,12 @@ def demo_command(
 
 def _check(html: Path, picture: Path | None, text_model: str, vision_model: str) -> None:
     """Refuses what cannot work, before torch is even imported."""
+    from oval_adapters.cli.output_paths import check_output_file
     from oval_adapters.demo.door import check_names, check_page, check_picture
 
-    check_page(html, picture)
+    check_output_file("html", html)
     if picture is not None:
+        check_page(html, picture)
         check_picture(picture)
     check_names(text_model, vision_model)
 

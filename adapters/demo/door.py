@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from oval_adapters.models.catalog import MODELS, ComposedModel, EmbeddedModel
@@ -14,26 +13,16 @@ from oval_mm.pictures import PictureError, read_picture
 __all__ = ["check_models", "check_names", "check_page", "check_picture"]
 
 
-def check_page(html: Path, picture: Path | None = None) -> None:
-    """Checks where the page goes.
-
-    Args:
-        html: the page's file.
-        picture: of the user, which must not be written over.
+def check_page(html: Path, picture: Path) -> None:
+    """Checks that the page's file is not the user's picture, which it would be written over.
 
     Raises:
-        ConfigError: a folder, a file in no folder or in one that cannot be written, or the picture itself.
+        ConfigError: it is.
     """
-    folder = html.absolute().parent
-    allowed = "Allowed: a file in an existing folder that can be written."
-    if html.is_dir():
-        raise ConfigError(f"html: got the folder {html}. {allowed} Name a file in it, as {html / 'demo.html'}.")  # fmt: skip
-    if not folder.is_dir():
-        raise ConfigError(f"html: no folder {html.parent}. {allowed} Make it first.")
-    if not os.access(html if html.exists() else folder, os.W_OK):
-        raise ConfigError(f"html: cannot write {html}. {allowed} Name another one.")
-    if picture is not None and html.exists() and picture.exists() and html.samefile(picture):
-        raise ConfigError(f"html: got {html}, which is the picture. {allowed} Name another file.")
+    if html.exists() and picture.exists() and html.samefile(picture):
+        raise ConfigError(
+            f"html: got {html}, which is the picture. Allowed: a file of its own. Name another file."
+        )
 
 
 def check_picture(picture: Path) -> None:

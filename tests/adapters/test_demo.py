@@ -219,7 +219,7 @@ def test_without_trained_weights_it_runs_on_text_and_says_so(
     ("option", "value", "told"),
     [
         ("--html", "no/a.html", "html: no folder"),
-        ("--html", ".", "html: got the folder"),
+        ("--html", ".", "html: got {folder}, a folder"),
         ("--html", "photo.png", "html: got {folder}/photo.png, which is the picture"),
         ("--picture", "none.png", "picture: no file"),
         ("--picture", "page.html", "picture: got {folder}/page.html: the image cannot be read"),
